@@ -1,0 +1,1 @@
+"""The API process: HTTP in, HTTP out. Imports no torch."""

@@ -1,0 +1,1 @@
+"""The device side: everything that touches torch. Knows nothing of HTTP."""

@@ -1,0 +1,1 @@
+"""Where the API process and the worker meet: frames on a socket."""

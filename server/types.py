@@ -1,0 +1,89 @@
+"""The values that cross a boundary: samples in, replies out, and what a worker says of itself.
+
+Small and frozen. Knows no torch, no HTTP and no sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Mode = Literal["eager", "compiled"]
+Arrays = dict[str, np.ndarray[Any, Any]]
+ModelState = Literal["loading", "warming", "ready", "failed"]
+BucketState = Literal["pending", "compiling", "compiled", "eager"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One padded static shape. `seq` is 0 for a model without a `seq` dimension."""
+
+    batch: int
+    seq: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.seq}" if self.seq else str(self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One preprocessed input of one request: arrays without the batch dimension.
+
+    `deadline` is on the clock of `time.monotonic()`, which all processes of a machine share.
+    """
+
+    inputs: Arrays
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one sample went, in seconds."""
+
+    queue_s: float
+    inference_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One sample's outputs (no batch dimension, padding cut off) and how they were made.
+
+    `fallback` says why a compiled server ran this sample eager; None when it did not have to.
+    """
+
+    outputs: Arrays
+    mode: Mode
+    bucket: str
+    timings: Timings
+    fallback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStatus:
+    """What is known of one bucket. Seconds; `None` where it was not measured (yet)."""
+
+    bucket: str
+    state: BucketState = "pending"
+    reason: str | None = None
+    compile_s: float | None = None
+    warmup_s: float | None = None
+    replays_per_call: int | None = None
+    parity_max_abs_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """What the worker says of one model. `facts` is what ServedModel.describe gave."""
+
+    name: str
+    state: ModelState = "loading"
+    mode: Mode = "eager"
+    device: str = ""
+    dtype: str = ""
+    detail: str = ""
+    load_s: float | None = None
+    warmup_s: float | None = None
+    buckets: tuple[BucketStatus, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)

@@ -117,5 +117,5 @@ class ServedModel(ABC):
         """After `load`, in the worker: JSON-able facts that `configure` needs in an API process."""
         return {}
 
-    def configure(self, facts: Mapping[str, Any]) -> None:
+    def configure(self, facts: Mapping[str, Any]) -> None:  # noqa: B027 - most need nothing
         """In an API process, before the first `preprocess`: take what `describe` gave."""

@@ -8,26 +8,23 @@ the value and a remedy. Reads nothing after `load`; knows nothing of torch, mode
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic.fields import FieldInfo
 
 ENV_PREFIX = "GEARSHIFT_"
 ENV_CONFIG = "GEARSHIFT_CONFIG"
 DEFAULT_PATH = Path("config.toml")
 
 PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ConfigError(Exception):
@@ -75,7 +72,7 @@ class BatchingSection(Section):
 
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] = 8
     """Most samples run together."""
-    batch_timeout_ms: Annotated[float, Field(ge=0)] = 0.0
+    batch_timeout_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """How long the oldest sample may wait for others when the device is free. 0: not at all."""
     max_queue: PositiveInt = 256
     """Most samples of one model waiting or running; beyond that requests get 429."""
@@ -131,16 +128,8 @@ class ModelSection(Section):
         return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).lstrip("._-")
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """The configuration of a server, all of it. Made by `load`."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        use_attribute_docstrings=True,
-    )
 
     mode: Literal["eager", "compiled", "auto"] = "eager"
     """`eager`, `compiled`, or `auto` (eager at once, compiled when it is ready)."""
@@ -154,14 +143,21 @@ class Settings(BaseSettings):
     log: LogSection = LogSection()
     batching: BatchingSection = BatchingSection()
     compile: CompileSection = CompileSection()
-    models: Annotated[tuple[ModelSection, ...], Field(min_length=1)] = (
-        ModelSection(model="efficientnet-lite0"),
-    )
+    models: tuple[ModelSection, ...] = (ModelSection(model="efficientnet-lite0"),)
     """What is served, in order; `/predict` goes to the first."""
+
+    @field_validator("mode")
+    @classmethod
+    def _mode_is_there(cls, mode: str) -> str:
+        if mode == "auto":
+            raise ValueError("not available yet; use 'eager' or 'compiled'")
+        return mode
 
     @field_validator("models")
     @classmethod
     def _names_are_distinct(cls, models: tuple[ModelSection, ...]) -> tuple[ModelSection, ...]:
+        if not models:
+            raise ValueError("nothing to serve; add a [[models]] table or leave `models` out")
         names = [model.served_name for model in models]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -178,97 +174,159 @@ class Settings(BaseSettings):
             )
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` passes: it merges the sources itself, to know where a value is from."""
-        return (init_settings,)
+
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "": Settings,
+    "server": ServerSection,
+    "log": LogSection,
+    "batching": BatchingSection,
+    "compile": CompileSection,
+    "models": ModelSection,
+}
+
+
+def keys() -> list[str]:
+    """Every dotted key that has a value: `mode`, `server.host`, `models`, `models.model`, ..."""
+    return [
+        f"{table}.{name}".lstrip(".")
+        for table, section in SECTIONS.items()
+        for name in section.model_fields
+        if name not in SECTIONS or name == "models"
+    ]
+
+
+def field(key: str) -> FieldInfo:
+    """Type, default and meaning of a dotted key."""
+    table, _, name = key.rpartition(".")
+    return SECTIONS[table].model_fields[name]
+
+
+def env_name(key: str) -> str:
+    """The environment variable that sets a dotted key."""
+    return ENV_PREFIX + key.replace(".", "__").upper()
 
 
 def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
     """The settings from `flags` over the environment over the file at `path` over the defaults.
 
-    Without `path` the file is `$GEARSHIFT_CONFIG`, or `config.toml` where there is one. Raises
-    ConfigError naming every wrong key.
+    Without `path` the file is `$GEARSHIFT_CONFIG`, or `config.toml` where there is one. A model
+    that `flags` names again keeps the options it had below. Raises ConfigError naming every wrong
+    key.
     """
-    file_values = _read_file(path)
-    env_values = _read_environment()
-    merged = _merge(_merge(file_values, env_values), flags or {})
+    file = path or Path(os.environ.get(ENV_CONFIG) or DEFAULT_PATH)
+    optional = path is None and not os.environ.get(ENV_CONFIG)
+    below = {} if optional and not file.is_file() else _read_file(file)
+    environment = _read_environment()
+    flags = _keep_options(flags or {}, (below | environment).get("models"))
+    layers = {str(file): below, "the environment": environment, "the command line": flags}
     try:
-        return Settings(**merged)
+        return Settings(**reduce(_merge, layers.values()))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error))) from None
+        raise ConfigError("\n".join(_explain(error, layers))) from None
 
 
-def _read_file(path: Path | None) -> dict[str, Any]:
-    named = path or (Path(os.environ[ENV_CONFIG]) if ENV_CONFIG in os.environ else None)
-    if named is None and not DEFAULT_PATH.is_file():
-        return {}
-    source = named or DEFAULT_PATH
+def to_toml(settings: Settings) -> str:
+    """The settings as a config file that `load` reads back as the same."""
+    tables = settings.model_dump(mode="json", exclude_none=True)
+    models = tables.pop("models")
+    top = {key: tables.pop(key) for key in list(tables) if not isinstance(tables[key], dict)}
+    blocks = [_block(top)]
+    blocks += [f"[{name}]\n{_block(table)}" for name, table in tables.items()]
+    blocks += [f"[[models]]\n{_block(model)}" for model in models]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _block(table: Mapping[str, Any]) -> str:
+    # JSON and TOML write strings, numbers, booleans and lists of them alike.
+    return "\n".join(f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in table.items())
+
+
+def _read_file(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(source.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{source}: cannot be read ({error.strerror})") from None
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
 
 
 def _read_environment() -> dict[str, Any]:
-    known = {f"{ENV_PREFIX}{key}".replace(".", "__").upper() for key in keys(Settings)} | {
-        ENV_CONFIG
-    }
-    for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name.upper() not in known:
-            raise ConfigError(f"environment: {name}: unknown key{_hint(name.upper(), known)}")
+    # A model is one of a list, which a variable of its own cannot name: `models` is one, as JSON.
+    known = {env_name(key): key for key in keys() if not key.startswith("models.")}
+    given = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != ENV_CONFIG]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigError("\n".join(f"{name}: unknown key{_hint(name, known)}" for name in unknown))
+    values: dict[str, Any] = {}
+    for name in given:
+        table, _, key = known[name].rpartition(".")
+        (values.setdefault(table, {}) if table else values)[key] = _parse(name, field(known[name]))
+    return values
+
+
+def _parse(name: str, target: FieldInfo) -> Any:
+    text = os.environ[name]
+    if get_origin(target.annotation) is not tuple:
+        return text
     try:
-        return EnvSettingsSource(Settings)()
-    except ValueError as error:
-        raise ConfigError(f"environment: {error}; lists and tables are written as JSON") from None
-
-
-def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the tree, tables included: `mode`, `server`, `server.host`, ..."""
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, f"{prefix}{name}.")
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise ConfigError(f"{name} = {text!r}: write it as JSON, for example [1, 2]") from None
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(below, value) if both else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = _merge(below, value)
+        merged[key] = value
     return merged
 
 
-def _explain(error: ValidationError) -> Iterator[str]:
+def _keep_options(flags: Mapping[str, Any], below: Any) -> Mapping[str, Any]:
+    if "models" not in flags or not isinstance(below, list):
+        return flags
+    tables = [table for table in below if isinstance(table, dict)]
+    models = [
+        next((table for table in tables if table.get("model") == model["model"]), {}) | model
+        for model in flags["models"]
+    ]
+    return {**flags, "models": models}
+
+
+def _explain(error: ValidationError, layers: Mapping[str, Any]) -> Iterator[str]:
+    known = [*SECTIONS, *keys()]
     for problem in error.errors():
-        where = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            yield f"{where}: unknown key{_hint(where, _siblings(problem['loc']))}"
-        elif not where:
-            yield problem["msg"].removeprefix("Value error, ")
+        loc, message = problem["loc"], problem["msg"].removeprefix("Value error, ")
+        key = ".".join(str(part) for part in loc)
+        if not loc:
+            yield message
+        elif problem["type"] == "extra_forbidden":
+            hint = _hint(".".join(part for part in loc if isinstance(part, str)), known)
+            yield f"{key}: unknown key{hint} (from {_origin(loc, layers)})"
+        elif problem["type"] == "missing":
+            yield f"{key}: has to be given (from {_origin(loc[:-1], layers)})"
         else:
-            message = problem["msg"].removeprefix("Value error, ")
-            yield f"{where} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+            message = f"{message[0].lower()}{message[1:]}"
+            yield f"{key} = {problem['input']!r}: {message} (from {_origin(loc, layers)})"
 
 
-def _siblings(loc: tuple[int | str, ...]) -> set[str]:
-    parent = ".".join(str(part) for part in loc[:-1])
-    if parent.startswith("models."):
-        return {f"{parent}.{name}" for name in ModelSection.model_fields}
-    depth = len(loc)
-    return {k for k in keys(Settings) if k.count(".") == depth - 1 and k.startswith(parent)}
+def _origin(loc: tuple[int | str, ...], layers: Mapping[str, Any]) -> str:
+    """The topmost layer that has something at `loc`."""
+    return [name for name, layer in layers.items() if _has(layer, loc)][-1]
 
 
-def _hint(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+def _has(value: Any, loc: tuple[int | str, ...]) -> bool:
+    for part in loc:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    elsewhere = [key for key in known if key.endswith(f".{name}")]
+    close = difflib.get_close_matches(name, known, n=1) or elsewhere
     return f"; did you mean {close[0]}?" if close else ""

@@ -71,7 +71,8 @@ class Overloaded(GearshiftError):
 class Unavailable(GearshiftError):
     """The server is there, this model is not (yet, or any more)."""
 
-    status, title, outcome = 503, "Unavailable", "failed"
+    status, title = 503, "Unavailable"
+    outcome: ClassVar[Outcome] = "failed"
 
 
 class NotReady(Unavailable):

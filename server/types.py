@@ -87,3 +87,27 @@ class ModelStatus:
     warmup_s: float | None = None
     buckets: tuple[BucketStatus, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One batch that ran, for whoever counts. `bucket` is a bucket's name in either mode."""
+
+    model: str
+    mode: Mode
+    bucket: str
+    size: int
+    padding_ratio: float
+    inference_s: float
+    queue_depth: int
+    fallback: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """Memory now, in bytes. `device_bytes` (by kind) is empty on a CPU."""
+
+    device: str
+    weights: dict[str, int]
+    device_bytes: dict[str, int]
+    resident_bytes: int

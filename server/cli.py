@@ -1,0 +1,183 @@
+"""The command line: flags over the configuration, every refusal as a text and an exit code.
+
+    0  stopped cleanly, or printed what was asked for
+    2  the configuration, a flag or a model reference cannot be used
+    3  the server could not start
+
+Imports nothing heavy before the configuration is known to be good: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from models import registry
+from models.base import ModelError
+from server import __version__, config
+
+BAD_CONFIG = 2
+STARTUP_FAILED = 3
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+def main() -> None:
+    app(prog_name="serve")
+
+
+def _key(key: str, metavar: str | None = None) -> Any:
+    return typer.Option(help=config.field(key).description, metavar=metavar)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gearshift {__version__}")
+        raise typer.Exit
+
+
+CONFIG = typer.Option(
+    "--config",
+    help="Config file. Default: $GEARSHIFT_CONFIG, or config.toml where there is one.",
+    metavar="PATH",
+)
+MODEL = typer.Option(
+    help="Model to serve, in place of those in the file; repeatable. See `serve models`.",
+    metavar="[NAME=]REF",
+)
+CHECK = typer.Option(
+    "--check", help="Print the resolved configuration as TOML and exit.", metavar=""
+)
+VERSION = typer.Option(
+    "--version",
+    help="Print the version and exit.",
+    metavar="",
+    callback=_print_version,
+    is_eager=True,
+)
+
+
+@app.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    file: Annotated[Path | None, CONFIG] = None,
+    model: Annotated[list[str] | None, MODEL] = None,
+    weights: Annotated[str | None, _key("models.weights", "default|random|PATH")] = None,
+    mode: Annotated[str | None, _key("mode", "eager|compiled|auto")] = None,
+    device: Annotated[str | None, _key("device", "auto|cpu|cuda[:N]")] = None,
+    dtype: Annotated[str | None, _key("dtype", "auto|float32|bfloat16|float16")] = None,
+    threads: Annotated[int | None, _key("threads")] = None,
+    host: Annotated[str | None, _key("server.host", "127.0.0.1|0.0.0.0|::")] = None,
+    port: Annotated[int | None, _key("server.port")] = None,
+    api_processes: Annotated[int | None, _key("server.api_processes")] = None,
+    max_batch_size: Annotated[int | None, _key("batching.max_batch_size")] = None,
+    log_format: Annotated[str | None, _key("log.format", "auto|text|json")] = None,
+    log_level: Annotated[str | None, _key("log.level", "debug|info|warning|error")] = None,
+    check: Annotated[bool, CHECK] = False,
+    version: Annotated[bool, VERSION] = False,
+) -> None:
+    """Serve PyTorch models over HTTP, eager or compiled.
+
+    Every other key is set in the config file, or in the environment:
+    batching.max_queue is GEARSHIFT_BATCHING__MAX_QUEUE.
+    """
+    if context.invoked_subcommand:
+        return
+    flags = {
+        "mode": mode,
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+        "server": {"host": host, "port": port, "api_processes": api_processes},
+        "batching": {"max_batch_size": max_batch_size},
+        "log": {"format": log_format, "level": log_level},
+        "models": _models(model or [], weights),
+    }
+    settings = _load(file, _given(flags))
+    if check:
+        typer.echo(config.to_toml(settings), nl=False)
+        return
+    _check_port(settings.server)
+    _run(settings)
+
+
+def _models(references: list[str], weights: str | None) -> list[dict[str, str]] | None:
+    if weights is not None and len(references) != 1:
+        _fail(BAD_CONFIG, f"--weights {weights}: needs exactly one --model, the one it is for")
+    tables = [_model(reference) for reference in references]
+    if weights is not None:
+        tables[0]["weights"] = weights
+    return tables or None
+
+
+def _model(reference: str) -> dict[str, str]:
+    name, equals, rest = reference.partition("=")
+    # A "=" may also be part of a path or of a `kind:reference`; a name has neither "/" nor ":".
+    named = equals and not set(name) & set("/:")
+    return {"name": name, "model": rest} if named else {"model": reference}
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Only the flags that were given, and the tables that have one."""
+    kept = {k: _given(v) if isinstance(v, dict) else v for k, v in flags.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+def _load(file: Path | None, flags: dict[str, Any]) -> config.Settings:
+    """The settings, every model reference in them known to be one."""
+    try:
+        settings = config.load(file, flags)
+        for model in settings.models:
+            options = model.model_dump(exclude={"model", "name"})
+            registry.create(model.model, name=model.served_name, **options)
+    except (config.ConfigError, ModelError) as error:
+        _fail(BAD_CONFIG, str(error))
+    return settings
+
+
+def _check_port(section: config.ServerSection) -> None:
+    family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As uvicorn binds: a port that is only waiting out closed connections is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((section.host, section.port))
+        except OSError as error:
+            remedy = "stop what listens there, or choose another with --port"
+            _fail(
+                STARTUP_FAILED, f"port {section.port} on {section.host}: {error.strerror}; {remedy}"
+            )
+
+
+def _run(settings: config.Settings) -> None:
+    from server.api import app as http  # heavy: LitServe and FastAPI
+
+    try:
+        http.serve(settings)
+    except config.ConfigError as error:
+        _fail(BAD_CONFIG, str(error))
+    except http.StartupError as error:
+        _fail(STARTUP_FAILED, str(error))
+
+
+@app.command()
+def models() -> None:
+    """List what can be served and how to write it."""
+    rows = registry.describe_catalogue()
+    if not sys.stdout.isatty():
+        typer.echo("\n".join("\t".join(row) for row in rows))
+        return
+
+
+def _fail(code: int, text: str) -> NoReturn:
+    for line in text.splitlines():
+        typer.echo(f"serve: {line}", err=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    main()

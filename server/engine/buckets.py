@@ -1,0 +1,71 @@
+"""The grid of padded static shapes: which exist, and which one a batch goes to.
+
+The largest bucket equals the limits, so every admitted batch has one. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.base import ModelError, ServedModel
+from server.config import Settings
+from server.types import Bucket
+
+FIRST_SEQ = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Batch sizes and sequence lengths, both ascending; `seqs` is (0,) without a `seq`."""
+
+    batches: tuple[int, ...]
+    seqs: tuple[int, ...]
+
+    def of(self, size: int, seq: int) -> Bucket:
+        """The smallest bucket that holds `size` samples, the longest of them `seq` long."""
+        return Bucket(_at_least(self.batches, size), self.seq_of(seq))
+
+    def seq_of(self, seq: int) -> int:
+        """The padded length of a sample of length `seq`."""
+        return _at_least(self.seqs, seq)
+
+    def largest_first(self) -> list[Bucket]:
+        """All buckets in the order they are warmed up: later captures reuse freed memory."""
+        return [Bucket(b, s) for s in reversed(self.seqs) for b in reversed(self.batches)]
+
+
+def make_grid(settings: Settings, model: ServedModel) -> Grid:
+    """The grid from the configuration, or powers of two up to the limits.
+
+    Raises ModelError when `compile.seq_buckets` does not end at the model's longest sequence.
+    """
+    batches = sorted(settings.compile.batch_buckets) or powers_of_two(
+        1, settings.batching.max_batch_size
+    )
+    if model.max_seq is None:
+        return Grid(tuple(batches), (0,))
+    chosen = sorted(settings.compile.seq_buckets)
+    if chosen and chosen[-1] != model.max_seq:
+        raise ModelError(
+            f"{model.name}: compile.seq_buckets = {chosen}: the largest must be the model's "
+            f"longest sequence, {model.max_seq}; add it, or set max_seq = {chosen[-1]} for the "
+            "model"
+        )
+    first = max(FIRST_SEQ, model.min_seq)
+    return Grid(tuple(batches), tuple(chosen or powers_of_two(first, model.max_seq)))
+
+
+def powers_of_two(first: int, limit: int) -> list[int]:
+    """1, 2, 4, ... from `first` up, ending exactly at `limit`."""
+    sizes = [first]
+    while sizes[-1] * 2 < limit:
+        sizes.append(sizes[-1] * 2)
+    return [*(size for size in sizes if size < limit), limit]
+
+
+def _at_least(sizes: Sequence[int], needed: int) -> int:
+    at = bisect_left(sizes, needed)
+    assert at < len(sizes), f"{needed} is over the limit {sizes[-1]}: admission let it in"
+    return sizes[at]

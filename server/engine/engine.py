@@ -1,0 +1,255 @@
+"""The engine: samples in, replies out, and the one thread that touches torch's compiler or CUDA.
+
+Owns the batcher, the runners, their warm-up and the executor thread. Knows nothing of HTTP,
+sockets or LitServe; tests and other hosts drive it directly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from models.base import ServedModel
+from server.config import Settings
+from server.engine import memory
+from server.engine.batching import Batcher, Pending
+from server.engine.buckets import Grid, make_grid
+from server.engine.capture import Evidence
+from server.engine.contract import BatchResult, Loaded, Runner
+from server.engine.environment import configure_thread
+from server.engine.runner import make_runner
+from server.engine.tensors import seq_length
+from server.errors import InferenceFailed, NotReady, UnknownModel
+from server.types import (
+    BatchRecord,
+    BucketStatus,
+    MemoryRecord,
+    Mode,
+    ModelStatus,
+    Reply,
+    Sample,
+    Timings,
+)
+
+log = logging.getLogger(__name__)
+
+MEMORY_EVERY_S = 1.0
+
+
+class StartFailed(Exception):
+    """A model could not be loaded, or a bucket failed and `compile.on_failure` is "refuse"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told: of each change of a model's status, of each batch, of memory, of the end.
+
+    Called on the executor thread; must not block.
+    """
+
+    status: Callable[[ModelStatus], None]
+    batch: Callable[[BatchRecord], None]
+    memory: Callable[[MemoryRecord], None]
+    failed: Callable[[Exception], None]
+
+
+@dataclass(slots=True)
+class Lane:
+    """One model in the engine: what it is, what runs it, what is said of it."""
+
+    model: ServedModel
+    status: ModelStatus
+    grid: Grid | None = None
+    runner: Runner | None = None
+    weight_bytes: int = 0
+
+
+class Engine:
+    """Serves several models from one executor thread on one device."""
+
+    def __init__(self, models: Sequence[ServedModel], settings: Settings, listener: Listener):
+        assert settings.mode != "auto", "auto is resolved by whoever starts engines"
+        self._mode: Mode = settings.mode
+        self._settings = settings
+        self._listener = listener
+        self._device = torch.device("cpu")
+        self._dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        self._lanes = {
+            model.name: Lane(model, ModelStatus(model.name, mode=self._mode)) for model in models
+        }
+        self._batcher = Batcher(
+            list(self._lanes),
+            settings.batching.max_batch_size,
+            settings.batching.batch_timeout_ms / 1000,
+        )
+        self._memory_at = 0.0
+        self._thread = threading.Thread(target=self._main, name="executor", daemon=True)
+
+    def start(self) -> None:
+        """Load, warm up, then serve, all on the executor thread; returns at once."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what is queued and stop; gives up waiting after `timeout_s`."""
+        self._batcher.close()
+        self._thread.join(timeout_s)
+
+    def statuses(self) -> list[ModelStatus]:
+        """What is known of each model now."""
+        return [lane.status for lane in self._lanes.values()]
+
+    def submit(self, model: str, sample: Sample) -> Future[Reply]:
+        """Queue one sample. Raises UnknownModel or NotReady; the future raises GearshiftError."""
+        lane = self._lanes.get(model)
+        if lane is None:
+            raise UnknownModel(f"no model {model!r}; served: {', '.join(self._lanes)}")
+        if lane.status.state != "ready" or lane.grid is None:
+            raise NotReady(f"{model} is {lane.status.state}", retry_after_s=1)
+        pending = Pending(sample, lane.grid.seq_of(seq_length(lane.model, sample.inputs)))
+        self._batcher.put(model, pending)
+        return pending.future
+
+    # The executor thread, from here on.
+
+    def _main(self) -> None:
+        try:
+            configure_thread(self._settings)
+            with torch.inference_mode():
+                self._bring_up()
+                while (work := self._batcher.next()) is not None:
+                    self._step(*work)
+        except Exception as error:  # the last edge: whoever started the engine must hear of it
+            log.exception("the executor stopped")
+            self._listener.failed(error)
+
+    def _bring_up(self) -> None:
+        self._device = pick_device(self._settings.device)
+        evidence = Evidence()
+        lanes = list(self._lanes.values())
+        for lane in lanes:
+            self._load(lane, evidence)
+        for lane in lanes:
+            self._warm_up(lane)
+        if evidence.compiles:
+            # Process-wide and for good: from here on a guard failure raises, it never compiles.
+            torch.compiler.set_stance("fail_on_recompile")
+        for lane in lanes:
+            self._tell(lane, state="ready")
+        self._tell_memory()
+
+    def _load(self, lane: Lane, evidence: Evidence) -> None:
+        started = time.perf_counter()
+        dtype = str(self._dtype).removeprefix("torch.")
+        self._tell(lane, device=str(self._device), dtype=dtype)
+        module = lane.model.load(str(self._device), dtype).requires_grad_(False)
+        lane.grid = make_grid(self._settings, lane.model)
+        loaded = Loaded(lane.model, module, self._device, self._dtype, lane.grid)
+        lane.runner = make_runner(self._mode, loaded, self._settings.compile, evidence)
+        lane.weight_bytes = memory.weight_bytes(module)
+        self._tell(
+            lane,
+            load_s=time.perf_counter() - started,
+            facts=lane.model.describe(),
+            mode=lane.runner.mode,
+            buckets=tuple(BucketStatus(str(b)) for b in lane.grid.largest_first()),
+        )
+
+    def _warm_up(self, lane: Lane) -> None:
+        assert lane.runner is not None, "warm-up comes after load"
+        self._tell(lane, state="warming")
+        started = time.perf_counter()
+        lane.runner.warm_up(lambda bucket: self._tell_bucket(lane, bucket))
+        self._tell(lane, warmup_s=time.perf_counter() - started)
+
+    def _tell_bucket(self, lane: Lane, bucket: BucketStatus) -> None:
+        if bucket.state == "eager" and self._settings.compile.on_failure == "refuse":
+            raise StartFailed(f"{lane.model.name}: bucket {bucket.bucket}: {bucket.reason}")
+        buckets = tuple(bucket if b.bucket == bucket.bucket else b for b in lane.status.buckets)
+        self._tell(lane, buckets=buckets)
+
+    def _tell(self, lane: Lane, **changes: Any) -> None:
+        lane.status = replace(lane.status, **changes)
+        self._listener.status(lane.status)
+
+    def _step(self, name: str, batch: Sequence[Pending]) -> None:
+        """Run one batch; every sample of it gets its reply or its error."""
+        lane = self._lanes[name]
+        assert lane.runner is not None, "only ready models are queued for"
+        started = time.monotonic()
+        try:
+            result = lane.runner.run([pending.sample.inputs for pending in batch])
+        except Exception:  # the batch edge: whatever a model raises is answered, not passed on
+            log.exception("%s: a batch of %d failed; running each sample alone", name, len(batch))
+            for pending in batch:
+                self._run_alone(lane, lane.runner, pending, started)
+        else:
+            self._finish(lane, batch, result, started)
+
+    def _run_alone(self, lane: Lane, runner: Runner, pending: Pending, started: float) -> None:
+        try:
+            result = runner.run_eager([pending.sample.inputs], "batch_failed")
+        except Exception:  # the batch edge
+            log.exception("%s: a sample failed, alone and eager", lane.model.name)
+            pending.future.set_exception(InferenceFailed("the model could not process this input"))
+        else:
+            self._finish(lane, [pending], result, started)
+
+    def _finish(
+        self, lane: Lane, batch: Sequence[Pending], result: BatchResult, started: float
+    ) -> None:
+        bucket = str(result.bucket)
+        for pending, outputs in zip(batch, result.outputs, strict=True):
+            timings = Timings(started - pending.enqueued_at, result.inference_s)
+            pending.future.set_result(Reply(outputs, result.mode, bucket, timings, result.fallback))
+        self._listener.batch(
+            BatchRecord(
+                model=lane.model.name,
+                mode=result.mode,
+                bucket=bucket,
+                size=len(batch),
+                padding_ratio=_padding_ratio(lane.model, batch, result),
+                inference_s=result.inference_s,
+                queue_depth=self._batcher.depth(lane.model.name),
+                fallback=result.fallback,
+            )
+        )
+        if time.monotonic() - self._memory_at > MEMORY_EVERY_S:
+            self._tell_memory()
+
+    def _tell_memory(self) -> None:
+        self._memory_at = time.monotonic()
+        self._listener.memory(
+            MemoryRecord(
+                device=str(self._device),
+                weights={lane.model.name: lane.weight_bytes for lane in self._lanes.values()},
+                device_bytes=memory.device_bytes(self._device),
+                resident_bytes=memory.resident_bytes(),
+            )
+        )
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of a configuration. Raises StartFailed when it is not there."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise StartFailed(
+            f"device = {wanted!r}: torch sees {torch.cuda.device_count()} CUDA devices; "
+            'use device = "cpu", or a build of torch and a driver that see it'
+        )
+    return device
+
+
+def _padding_ratio(model: ServedModel, batch: Sequence[Pending], result: BatchResult) -> float:
+    """Share of what ran that was padding: 0 to 1, in elements of batch times `seq`."""
+    ran = result.padded_size * max(1, result.padded_seq)
+    real = sum(max(1, seq_length(model, pending.sample.inputs)) for pending in batch)
+    return 1 - real / ran

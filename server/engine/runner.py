@@ -1,0 +1,132 @@
+"""Runs a batch: eager, or compiled with eager beside it. The mode is chosen here, once.
+
+Knows nothing of queues, deadlines or clients.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from server.config import CompileSection
+from server.engine.capture import Evidence
+from server.engine.contract import BatchResult, Loaded, Report, Runner
+from server.engine.tensors import Staging, named_outputs, rows_of, seq_length, split
+from server.engine.warmup import Proof
+from server.types import Arrays, Bucket, BucketStatus, Mode
+
+log = logging.getLogger(__name__)
+
+GUARD_FAILURE = "Detected recompile"  # how torch's error under `fail_on_recompile` begins
+
+
+class EagerRunner:
+    """Runs the module as it is: batches unpadded, sequences padded to the longest among them."""
+
+    mode: Mode = "eager"
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+
+    def warm_up(self, report: Report) -> None:
+        """One run of the largest bucket: a broken model, or too little memory, shows at start."""
+        bucket = self._loaded.grid.largest_first()[0]
+        self.run(rows_of(self._loaded.model.example(bucket.batch, bucket.seq)))
+
+    def run(self, samples: Sequence[Arrays]) -> BatchResult:
+        loaded = self._loaded
+        started = time.perf_counter()
+        lengths = [seq_length(loaded.model, sample) for sample in samples]
+        shape = Bucket(len(samples), max(lengths))
+        inputs = Staging(loaded.model, shape, loaded.device, loaded.dtype).fill(samples)
+        outputs = named_outputs(loaded.model, loaded.module(*inputs))
+        rows = split(loaded.model, outputs, lengths)
+        return BatchResult(
+            outputs=rows,
+            mode="eager",
+            bucket=loaded.grid.of(shape.batch, shape.seq),
+            padded_size=shape.batch,
+            padded_seq=shape.seq,
+            inference_s=time.perf_counter() - started,
+        )
+
+    def run_eager(self, samples: Sequence[Arrays], reason: str) -> BatchResult:
+        return replace(self.run(samples), fallback=reason)
+
+
+class CompiledRunner:
+    """Runs proven buckets compiled, padded to the bucket; everything else eager, saying why."""
+
+    mode: Mode = "compiled"
+
+    def __init__(self, loaded: Loaded, compiling: CompileSection, evidence: Evidence) -> None:
+        self._loaded = loaded
+        self._eager = EagerRunner(loaded)
+        self._evidence = evidence
+        self._compiled = torch.compile(
+            loaded.module, mode=compiling.torch_mode, dynamic=compiling.dynamic, fullgraph=True
+        )
+        self._staging: dict[Bucket, Staging] = {}
+        self._unproven: dict[Bucket, str] = {}
+
+    def warm_up(self, report: Report) -> None:
+        """Compile, run, prove and compare every bucket, largest first."""
+        proof = Proof(self._loaded, self._run_compiled, self._eager.run, self._evidence)
+        for bucket in self._loaded.grid.largest_first():
+            report(BucketStatus(str(bucket), "compiling"))
+            status = proof.of(bucket)
+            if status.reason is not None:
+                self._unproven[bucket] = status.reason
+            report(status)
+
+    def run(self, samples: Sequence[Arrays]) -> BatchResult:
+        longest = max(seq_length(self._loaded.model, sample) for sample in samples)
+        bucket = self._loaded.grid.of(len(samples), longest)
+        if bucket in self._unproven:
+            return self._eager.run_eager(samples, "bucket_not_compiled")
+        try:
+            return self._run_compiled(bucket, samples)
+        except RuntimeError as error:
+            if GUARD_FAILURE not in str(error):
+                raise
+            log.warning("a compile was prevented, bucket %s ran eager: %s", bucket, error)
+            return self._eager.run_eager(samples, "recompile_prevented")
+
+    def run_eager(self, samples: Sequence[Arrays], reason: str) -> BatchResult:
+        return self._eager.run_eager(samples, reason)
+
+    def _run_compiled(self, bucket: Bucket, samples: Sequence[Arrays]) -> BatchResult:
+        loaded = self._loaded
+        started = time.perf_counter()
+        staging = self._staging.get(bucket)
+        if staging is None:
+            staging = Staging(loaded.model, bucket, loaded.device, loaded.dtype)
+            self._staging[bucket] = staging
+        # NOTE: the outputs may be the CUDA graph's own memory, which the next replay overwrites:
+        # named_outputs copies them to the host before this returns.
+        outputs = named_outputs(loaded.model, self._compiled(*staging.fill(samples)))
+        lengths = [seq_length(loaded.model, sample) for sample in samples]
+        rows = split(loaded.model, outputs, lengths)
+        return BatchResult(
+            outputs=rows,
+            mode="compiled",
+            bucket=bucket,
+            padded_size=bucket.batch,
+            padded_seq=bucket.seq,
+            inference_s=time.perf_counter() - started,
+        )
+
+
+def make_runner(
+    mode: Mode, loaded: Loaded, compiling: CompileSection, evidence: Evidence
+) -> Runner:
+    """The runner of a mode. No other code asks which mode it is."""
+    makers: dict[Mode, Callable[[], Runner]] = {
+        "eager": lambda: EagerRunner(loaded),
+        "compiled": lambda: CompiledRunner(loaded, compiling, evidence),
+    }
+    return makers[mode]()

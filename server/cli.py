@@ -19,6 +19,7 @@ import typer
 from models import registry
 from models.base import ModelError
 from server import __version__, config
+from server.catalogue import make_models
 
 BAD_CONFIG = 2
 STARTUP_FAILED = 3
@@ -131,9 +132,7 @@ def _load(file: Path | None, flags: dict[str, Any]) -> config.Settings:
     """The settings, every model reference in them known to be one."""
     try:
         settings = config.load(file, flags)
-        for model in settings.models:
-            options = model.model_dump(exclude={"model", "name"})
-            registry.create(model.model, name=model.served_name, **options)
+        make_models(settings)
     except (config.ConfigError, ModelError) as error:
         _fail(BAD_CONFIG, str(error))
     return settings

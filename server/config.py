@@ -185,7 +185,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
-def keys() -> list[str]:
+def dotted_keys() -> list[str]:
     """Every dotted key that has a value: `mode`, `server.host`, `models`, `models.model`, ..."""
     return [
         f"{table}.{name}".lstrip(".")
@@ -252,7 +252,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 def _read_environment() -> dict[str, Any]:
     # A model is one of a list, which a variable of its own cannot name: `models` is one, as JSON.
-    known = {env_name(key): key for key in keys() if not key.startswith("models.")}
+    known = {env_name(key): key for key in dotted_keys() if not key.startswith("models.")}
     given = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != ENV_CONFIG]
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -296,7 +296,7 @@ def _keep_options(flags: Mapping[str, Any], below: Any) -> Mapping[str, Any]:
 
 
 def _explain(error: ValidationError, layers: Mapping[str, Any]) -> Iterator[str]:
-    known = [*SECTIONS, *keys()]
+    known = [*SECTIONS, *dotted_keys()]
     for problem in error.errors():
         loc, message = problem["loc"], problem["msg"].removeprefix("Value error, ")
         key = ".".join(str(part) for part in loc)

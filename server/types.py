@@ -104,10 +104,18 @@ class BatchRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRecord:
-    """Memory now, in bytes. `device_bytes` (by kind) is empty on a CPU."""
+class DeviceRecord:
+    """The device side now: memory in bytes, and counts since the worker started.
+
+    `device_bytes` (by kind) is empty on a CPU. `compiles` counts compiles and recordings;
+    `compiles_serving` those after every model was ready, which should be none.
+    """
 
     device: str
+    mode: Mode
     weights: dict[str, int]
     device_bytes: dict[str, int]
     resident_bytes: int
+    compiles: int
+    compiles_serving: int
+    graph_replays: int

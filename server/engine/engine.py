@@ -30,7 +30,7 @@ from server.errors import InferenceFailed, NotReady, UnknownModel
 from server.types import (
     BatchRecord,
     BucketStatus,
-    MemoryRecord,
+    DeviceRecord,
     Mode,
     ModelStatus,
     Reply,
@@ -40,7 +40,7 @@ from server.types import (
 
 log = logging.getLogger(__name__)
 
-MEMORY_EVERY_S = 1.0
+DEVICE_EVERY_S = 1.0
 
 
 class StartFailed(Exception):
@@ -49,14 +49,14 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told: of each change of a model's status, of each batch, of memory, of the end.
+    """Who is told: of each change of a model's status, of each batch, of the device, of the end.
 
     Called on the executor thread; must not block.
     """
 
     status: Callable[[ModelStatus], None]
     batch: Callable[[BatchRecord], None]
-    memory: Callable[[MemoryRecord], None]
+    device: Callable[[DeviceRecord], None]
     failed: Callable[[Exception], None]
 
 
@@ -89,7 +89,7 @@ class Engine:
             settings.batching.max_batch_size,
             settings.batching.batch_timeout_ms / 1000,
         )
-        self._memory_at = 0.0
+        self._device_told_at = 0.0
         self._thread = threading.Thread(target=self._main, name="executor", daemon=True)
 
     def start(self) -> None:
@@ -131,8 +131,9 @@ class Engine:
 
     def _bring_up(self) -> None:
         self._device = pick_device(self._settings.device)
-        evidence = Evidence()
+        evidence = self._evidence = Evidence()
         lanes = list(self._lanes.values())
+        torch.compiler.set_stance("default")  # another engine in this process may have ended
         for lane in lanes:
             self._load(lane, evidence)
         for lane in lanes:
@@ -140,9 +141,10 @@ class Engine:
         if evidence.compiles:
             # Process-wide and for good: from here on a guard failure raises, it never compiles.
             torch.compiler.set_stance("fail_on_recompile")
+        self._compiles_at_ready = evidence.compiles
         for lane in lanes:
             self._tell(lane, state="ready")
-        self._tell_memory()
+        self._tell_device()
 
     def _load(self, lane: Lane, evidence: Evidence) -> None:
         started = time.perf_counter()
@@ -220,17 +222,21 @@ class Engine:
                 fallback=result.fallback,
             )
         )
-        if time.monotonic() - self._memory_at > MEMORY_EVERY_S:
-            self._tell_memory()
+        if time.monotonic() - self._device_told_at > DEVICE_EVERY_S:
+            self._tell_device()
 
-    def _tell_memory(self) -> None:
-        self._memory_at = time.monotonic()
-        self._listener.memory(
-            MemoryRecord(
+    def _tell_device(self) -> None:
+        self._device_told_at = time.monotonic()
+        self._listener.device(
+            DeviceRecord(
                 device=str(self._device),
+                mode=self._mode,
                 weights={lane.model.name: lane.weight_bytes for lane in self._lanes.values()},
                 device_bytes=memory.device_bytes(self._device),
                 resident_bytes=memory.resident_bytes(),
+                compiles=self._evidence.compiles,
+                compiles_serving=self._evidence.compiles - self._compiles_at_ready,
+                graph_replays=self._evidence.replays,
             )
         )
 

@@ -1,0 +1,98 @@
+"""What this API process knows of the worker and its models, and the probes that tell it.
+
+Live: the process runs. Ready: every model is warmed up and the worker is connected. Knows nothing
+of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from models.base import ServedModel
+from server import __version__
+from server.errors import NotReady
+from server.metrics import record_status
+from server.types import BucketState, ModelStatus
+
+DONE: tuple[BucketState, ...] = ("compiled", "eager")
+
+
+class Board:
+    """The state of every model as the worker told it last."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = models
+        self._statuses = {name: ModelStatus(name) for name in models}
+        self._mode = "eager"
+
+    def on_status(self, status: ModelStatus) -> None:
+        """The worker told how a model is; its facts configure the model here before it is ready."""
+        if status.state == "ready":
+            self._models[status.name].configure(status.facts)
+        self._statuses[status.name] = status
+        record_status(status)
+
+    def on_lost(self) -> None:
+        """The worker is gone: nothing is ready until it is back and says so."""
+        for status in self._statuses.values():
+            self.on_status(replace(status, state="loading", detail="the worker is restarting"))
+
+    def mode(self, model: str) -> str:
+        """The mode `model` is served in."""
+        return self._statuses[model].mode
+
+    def require_ready(self, model: str) -> None:
+        """Raises NotReady, with how far the model is."""
+        status = self._statuses[model]
+        if status.state != "ready":
+            raise NotReady(f"{model}: {_describe(status)}", retry_after_s=1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model takes requests."""
+        return all(status.state == "ready" for status in self._statuses.values())
+
+    def readiness(self) -> dict[str, Any]:
+        """The body of `/readyz`: per model its state and progress."""
+        return {
+            "ready": self.ready,
+            "models": {name: _progress(status) for name, status in self._statuses.items()},
+        }
+
+    def info(self) -> dict[str, Any]:
+        """The body of `/info`: what is served, how, and the evidence for it."""
+        return {
+            "version": __version__,
+            "models": [
+                {
+                    **{key: value for key, value in asdict(status).items() if key != "facts"},
+                    "random_weights": self._models[name].random_weights,
+                }
+                for name, status in self._statuses.items()
+            ],
+        }
+
+
+def _progress(status: ModelStatus) -> dict[str, Any]:
+    done = sum(bucket.state in DONE for bucket in status.buckets)
+    return {
+        "state": status.state,
+        "mode": status.mode,
+        "detail": _describe(status),
+        "buckets_done": done,
+        "buckets_total": len(status.buckets),
+        "served_eager": {
+            bucket.bucket: bucket.reason for bucket in status.buckets if bucket.state == "eager"
+        },
+    }
+
+
+def _describe(status: ModelStatus) -> str:
+    if status.state != "warming":
+        return status.detail or status.state
+    compiling = [bucket.bucket for bucket in status.buckets if bucket.state == "compiling"]
+    done = sum(bucket.state in DONE for bucket in status.buckets)
+    doing = f"compiling bucket {compiling[0]}" if compiling else "warming up"
+    return f"{doing}, {done} of {len(status.buckets)} buckets done"

@@ -1,0 +1,224 @@
+"""The OpenAPI document: what can be sent, what comes back, and every problem there can be.
+
+Made from the served models, the decoder's media types and the error tree, so that it cannot say
+what they do not. Knows nothing of how requests are routed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from models.base import ServedModel
+from server.api import decode, encode
+from server.errors import ClientGone, GearshiftError, Overloaded, Unavailable, UnknownModel
+from server.types import ModelStatus
+
+Schema = dict[str, Any]
+
+_STRING: Schema = {"type": "string"}
+_INTEGER: Schema = {"type": "integer"}
+_BOOLEAN: Schema = {"type": "boolean"}
+_BINARY: Schema = {"type": "string", "format": "binary"}
+_RESPONSE_HEADERS = {
+    "X-Request-Id": "The request's own id, or a new one.",
+    "X-Gearshift-Mode": "`eager` or `compiled`; `mixed` when the samples of a list differ.",
+    "X-Gearshift-Bucket": "The buckets of the samples, each once.",
+    "X-Gearshift-Fallback": "Why a compiled server ran this eager. Only when it did.",
+    "Server-Timing": "Milliseconds in `queue`, `preprocess` and `inference`.",
+    "Retry-After": "Seconds after which to try again.",
+}
+_REQUEST_HEADERS = {
+    "X-Request-Id": "Id to answer and log with. A new one is made when it is missing or unsafe.",
+    "X-Request-Timeout": "Seconds after which the answer is no longer wanted.",
+    "X-Tensor-Shape": "Raw tensors: sizes, like `3,224,224`; one more in front for a list.",
+    "X-Tensor-Dtype": "Raw tensors: the dtype of the input, like `float32`.",
+    "X-Tensor-Name": "Raw and `.npy` tensors: the name of the input.",
+}
+
+
+def openapi(models: Sequence[ServedModel], version: str) -> Schema:
+    """OpenAPI 3.1 for a server of `models`; `/predict` goes to the first."""
+    names = [model.name for model in models]
+    name = {"name": "name", "in": "path", "required": True, "schema": {"enum": names}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Gearshift", "version": version},
+        "paths": {
+            "/predict": {"post": _predict("predict", models[:1], absent=(UnknownModel,))},
+            "/models/{name}/predict": {"parameters": [name], "post": _predict("predictBy", models)},
+            "/livez": {"get": _get("livez", {"200": _text("The process runs")})},
+            "/readyz": {"get": _get("readyz", _readiness())},
+            "/info": {"get": _get("info", {"200": _json("What is served, and how", "Info")})},
+            "/metrics": {"get": _get("metrics", {"200": _text("All metrics, for Prometheus")})},
+        },
+        "components": {
+            "schemas": _sample_schemas(models) | _own_schemas(names),
+            "headers": {key: _header(text) for key, text in _RESPONSE_HEADERS.items()},
+            "parameters": {
+                key: {"name": key, "in": "header"} | _header(text)
+                for key, text in _REQUEST_HEADERS.items()
+            },
+        },
+    }
+
+
+def _predict(
+    operation: str, models: Sequence[ServedModel], absent: tuple[type[GearshiftError], ...] = ()
+) -> Schema:
+    answer = _json("A prediction for a sample, a list of them for a list", "Answer")
+    made = [key for key in _RESPONSE_HEADERS if key != "Retry-After"]
+    return {
+        "operationId": operation,
+        "summary": f"Predict with {' or '.join(model.name for model in models)}",
+        "parameters": [_ref("parameters", key) for key in _REQUEST_HEADERS],
+        "requestBody": {"required": True, "content": _bodies(models)},
+        "responses": {"200": answer | {"headers": _headers(made)}} | _problems(absent),
+    }
+
+
+def _bodies(models: Sequence[ServedModel]) -> Schema:
+    """Every media type that one of `models` takes, with its schema."""
+    content = {
+        media: {"schema": _STRING if media.startswith("text/") else _BINARY}
+        for model in models
+        for media in decode.media_types(model)
+    }
+    samples = [_ref("schemas", _sample_name(model)) for model in models]
+    content[decode.JSON] = {"schema": {"anyOf": [*samples, *map(_samples_of, samples)]}}
+    parts = {name for model in models for name in decode.part_names(model)}
+    if parts:
+        properties = {name: _samples_of(_BINARY) for name in sorted(parts)}
+        content[decode.FORM] = {"schema": {"type": "object", "properties": properties}}
+    return content
+
+
+def _problems(absent: tuple[type[GearshiftError], ...]) -> Schema:
+    """A response for each status of the error tree. ClientGone is one that nobody receives."""
+    kinds: dict[int, list[type[GearshiftError]]] = {}
+    for kind in _leaves(GearshiftError):
+        if kind not in (ClientGone, *absent):
+            kinds.setdefault(kind.status, []).append(kind)
+    return {str(status): _problem(same) for status, same in sorted(kinds.items())}
+
+
+def _leaves(kind: type[GearshiftError]) -> list[type[GearshiftError]]:
+    children = kind.__subclasses__()
+    return [leaf for child in children for leaf in _leaves(child)] if children else [kind]
+
+
+def _problem(kinds: list[type[GearshiftError]]) -> Schema:
+    types = {"properties": {"type": {"enum": [encode.problem_type(kind) for kind in kinds]}}}
+    schema = {"allOf": [_ref("schemas", "Problem"), types]}
+    again = any(issubclass(kind, Overloaded | Unavailable) for kind in kinds)
+    return {
+        "description": ", ".join(kind.title for kind in kinds),
+        "headers": _headers(["X-Request-Id", *(["Retry-After"] if again else [])]),
+        "content": {encode.PROBLEM_JSON: {"schema": schema}},
+    }
+
+
+def _readiness() -> Schema:
+    return {
+        "200": _json("Every model takes requests", "Readiness"),
+        "503": _json("Some model does not take requests (yet)", "Readiness"),
+    }
+
+
+def _text(description: str) -> Schema:
+    return {"description": description, "content": {"text/plain": {"schema": _STRING}}}
+
+
+def _get(operation: str, responses: Schema) -> Schema:
+    return {"operationId": operation, "responses": responses}
+
+
+def _json(description: str, schema: str) -> Schema:
+    content = {encode.JSON: {"schema": _ref("schemas", schema)}}
+    return {"description": description, "content": content}
+
+
+def _header(text: str) -> Schema:
+    return {"description": text, "schema": _STRING}
+
+
+def _headers(names: Iterable[str]) -> Schema:
+    return {name: _ref("headers", name) for name in names}
+
+
+def _ref(kind: str, name: str) -> Schema:
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def _array_of(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def _map_of(value: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": value}
+
+
+def _samples_of(item: Schema) -> Schema:
+    return _array_of(item) | {"minItems": 1, "maxItems": decode.MAX_SAMPLES}
+
+
+def _sample_name(model: ServedModel) -> str:
+    """Name of the sample's schema: with a dot, as no schema of ours has."""
+    return f"{model.name}.sample"
+
+
+def _sample_schemas(models: Sequence[ServedModel]) -> Schema:
+    classes = list(dict.fromkeys(model.sample for model in models))
+    refs, document = models_json_schema(
+        [(sample, "validation") for sample in classes],
+        ref_template="#/components/schemas/sample.{model}",
+    )
+    definitions = {f"sample.{name}": schema for name, schema in document["$defs"].items()}
+    return definitions | {_sample_name(model): refs[model.sample, "validation"] for model in models}
+
+
+def _own_schemas(names: list[str]) -> Schema:
+    return {
+        **_status_schemas(),
+        "Answer": {
+            "oneOf": [_answer(names, prediction={}), _answer(names, predictions=_array_of({}))]
+        },
+        "Problem": _object(
+            type=_STRING, title=_STRING, status=_INTEGER, detail=_STRING, request_id=_STRING
+        ),
+    }
+
+
+def _status_schemas() -> Schema:
+    status = TypeAdapter(ModelStatus).json_schema(
+        mode="serialization", ref_template="#/components/schemas/{model}"
+    )
+    known = status["properties"]
+    told = {key: schema for key, schema in known.items() if key != "facts"}
+    progress = _object(
+        state=known["state"],
+        mode=known["mode"],
+        detail=_STRING,
+        buckets_done=_INTEGER,
+        buckets_total=_INTEGER,
+        served_eager=_map_of({"type": ["string", "null"]}),
+    )
+    return {
+        **status["$defs"],
+        "Model": _object(**told, random_weights=_BOOLEAN),
+        "Info": _object(version=_STRING, models=_array_of(_ref("schemas", "Model"))),
+        "Readiness": _object(ready=_BOOLEAN, models=_map_of(progress)),
+    }
+
+
+def _answer(names: list[str], **prediction: Schema) -> Schema:
+    answer = _object(model={"enum": names}, **prediction)
+    answer["properties"]["warning"] = {"const": encode.RANDOM_WEIGHTS}
+    return answer
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}

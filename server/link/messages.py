@@ -1,0 +1,74 @@
+"""What the two sides say to each other: each message to a frame's header and back.
+
+    API process -> worker    run, cancel
+    worker -> API process    reply, error, status
+
+Knows the words, not the socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from server.errors import GearshiftError, by_name
+from server.types import Arrays, BucketStatus, ModelStatus, Reply, Sample, Timings
+
+Header = dict[str, Any]
+
+
+def run(request: int, model: str, sample: Sample) -> Header:
+    """Header of the frame that asks for one sample; its tensors are the sample's inputs."""
+    return {"kind": "run", "id": request, "model": model, "deadline": sample.deadline}
+
+
+def cancel(request: int) -> Header:
+    """Header of the frame that withdraws a sample."""
+    return {"kind": "cancel", "id": request}
+
+
+def reply(request: int, made: Reply) -> Header:
+    """Header of the frame that answers a sample; its tensors are the outputs."""
+    return {
+        "kind": "reply",
+        "id": request,
+        "mode": made.mode,
+        "bucket": made.bucket,
+        "queue_s": made.timings.queue_s,
+        "inference_s": made.timings.inference_s,
+        "fallback": made.fallback,
+    }
+
+
+def read_reply(header: Header, outputs: Arrays) -> Reply:
+    """The reply of a `reply` frame."""
+    timings = Timings(header["queue_s"], header["inference_s"])
+    return Reply(outputs, header["mode"], header["bucket"], timings, header["fallback"])
+
+
+def error(request: int, raised: GearshiftError) -> Header:
+    """Header of the frame that answers a sample with an error."""
+    return {
+        "kind": "error",
+        "id": request,
+        "error": type(raised).__name__,
+        "detail": raised.detail,
+        "retry_after_s": raised.retry_after_s,
+    }
+
+
+def read_error(header: Header) -> GearshiftError:
+    """The error of an `error` frame."""
+    return by_name(header["error"])(header["detail"], header["retry_after_s"])
+
+
+def status(model: ModelStatus) -> Header:
+    """Header of the frame that tells how a model is."""
+    return {"kind": "status", "model": asdict(model)}
+
+
+def read_status(header: Header) -> ModelStatus:
+    """The status of a `status` frame."""
+    told = dict(header["model"])
+    buckets = tuple(BucketStatus(**bucket) for bucket in told.pop("buckets"))
+    return ModelStatus(**told, buckets=buckets)

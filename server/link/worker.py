@@ -1,0 +1,186 @@
+"""The worker process: joins the engine to LitServe on one side and to the channel on the other.
+
+LitServe spawns it, watches it and ends it; its own request queue is not used. The main thread runs
+the event loop that receives frames and sends replies; the engine's executor thread does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import uvloop
+from litserve import LitAPI
+from litserve.loops import LitLoop
+
+from models.base import ServedModel
+from server import log as logs
+from server import metrics
+from server.catalogue import make_models
+from server.config import Settings
+from server.errors import GearshiftError
+from server.link import messages
+from server.link.channel import Channel, Header
+from server.runtime import Runtime
+from server.types import Arrays, ModelStatus, Reply, Sample
+
+if TYPE_CHECKING:
+    from server.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+Told = TypeVar("Told")
+
+
+class WorkerAPI(LitAPI):  # type: ignore[misc]
+    """What LitServe spawns. Only notes its device: loading and warming up come in the loop, so
+    that HTTP is up at once."""
+
+    def __init__(self, settings: Settings, runtime: Runtime) -> None:
+        super().__init__(api_path="/_litserve", loop=EngineLoop())
+        self.settings = settings
+        self.runtime = runtime
+
+    def setup(self, device: str) -> None:
+        """Nothing yet."""
+
+    def predict(self, x: Any, **kwargs: Any) -> Any:
+        """Never called: requests do not come through LitServe's queue."""
+        raise NotImplementedError
+
+
+class EngineLoop(LitLoop):  # type: ignore[misc]
+    """Owns the worker's main thread from the end of `setup` on."""
+
+    def __call__(self, lit_api: WorkerAPI, *_: Any) -> None:
+        # A terminal's Ctrl+C goes to every process; the main process decides when the worker ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        logs.configure(lit_api.settings.log, "worker")
+        uvloop.run(Worker(lit_api.settings, lit_api.runtime).run())
+
+
+class Worker:
+    """Serves the API processes that connect, from one engine. Lives on the event loop."""
+
+    def __init__(self, settings: Settings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._models = list(make_models(settings).values())
+        self._statuses = {model.name: ModelStatus(model.name) for model in self._models}
+        self._progress = logs.progress(settings.log)
+        self._peers: set[Channel] = set()
+        self._running: dict[tuple[Channel, int], Future[Reply]] = {}
+        self._engine: Engine | None = None
+
+    async def run(self) -> None:
+        """Listen, start the engine, serve until the main process ends this one or is gone."""
+        loop = asyncio.get_running_loop()
+        self._runtime.worker_socket.unlink(missing_ok=True)
+        await loop.create_unix_server(self._accept, str(self._runtime.worker_socket))
+        orphaned = asyncio.Event()
+        parent = multiprocessing.parent_process()
+        assert parent is not None, "LitServe spawns the worker"
+        loop.add_reader(parent.sentinel, orphaned.set)
+        self._engine = await asyncio.to_thread(
+            make_engine, self._models, self._settings, self, loop
+        )
+        self._engine.start()
+        await orphaned.wait()
+        log.warning("the main process is gone; the worker stops")
+        os._exit(1)
+
+    # From the engine.
+
+    def on_status(self, status: ModelStatus) -> None:
+        """A model's state changed: show it, and tell every API process."""
+        self._statuses[status.name] = status
+        self._progress.update(status)
+        for peer in self._peers:
+            peer.send(messages.status(status))
+        if all(status.state == "ready" for status in self._statuses.values()):
+            self._progress.close()
+
+    def on_failed(self, error: Exception) -> None:
+        """The engine stopped. While starting that ends the server; later, only this worker."""
+        self._progress.close()
+        if any(status.state == "ready" for status in self._statuses.values()):
+            os._exit(1)
+        self._runtime.fail(str(error) or repr(error))
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    # From the API processes.
+
+    def _accept(self) -> Channel:
+        return Channel(self._on_open, self._on_frame, self._on_close)
+
+    def _on_open(self, channel: Channel) -> None:
+        self._peers.add(channel)
+        for status in self._statuses.values():
+            channel.send(messages.status(status))
+
+    def _on_close(self, channel: Channel) -> None:
+        self._peers.discard(channel)
+        for peer, request in list(self._running):
+            if peer is channel:
+                self._running.pop((peer, request)).cancel()
+
+    def _on_frame(self, channel: Channel, header: Header, tensors: Arrays) -> None:
+        if header["kind"] == "run":
+            self._submit(channel, header, tensors)
+        elif running := self._running.pop((channel, header["id"]), None):
+            running.cancel()
+
+    def _submit(self, channel: Channel, header: Header, tensors: Arrays) -> None:
+        assert self._engine is not None, "API processes ask only for models that are ready"
+        request = header["id"]
+        try:
+            future = self._engine.submit(header["model"], Sample(tensors, header["deadline"]))
+        except GearshiftError as error:
+            channel.send(messages.error(request, error))
+            return
+        self._running[channel, request] = future
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(
+            lambda done: loop.call_soon_threadsafe(self._answer, channel, request, done)
+        )
+
+    def _answer(self, channel: Channel, request: int, done: Future[Reply]) -> None:
+        if self._running.pop((channel, request), None) is None:
+            return  # withdrawn
+        error = done.exception()
+        if error is None:
+            reply = done.result()
+            channel.send(messages.reply(request, reply), reply.outputs)
+        else:
+            assert isinstance(error, GearshiftError), "the engine answers with errors of the tree"
+            channel.send(messages.error(request, error))
+
+
+def make_engine(
+    models: Sequence[ServedModel],
+    settings: Settings,
+    worker: Worker,
+    loop: asyncio.AbstractEventLoop,
+) -> Engine:
+    """The engine, telling the worker on `loop`. Imports torch: seconds, so not on the loop."""
+    from server.engine.engine import Engine, Listener
+
+    def on_loop(call: Callable[[Told], None]) -> Callable[[Told], None]:
+        def tell(told: Told) -> None:
+            loop.call_soon_threadsafe(call, told)
+
+        return tell
+
+    listener = Listener(
+        status=on_loop(worker.on_status),
+        batch=metrics.record_batch,
+        device=metrics.DeviceRecorder().record,
+        failed=on_loop(worker.on_failed),
+    )
+    return Engine(models, settings, listener)

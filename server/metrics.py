@@ -1,0 +1,229 @@
+"""Every metric, declared and recorded here. Base units; labels with few values.
+
+prometheus_client runs in multiprocess mode: `PROMETHEUS_MULTIPROC_DIR` is set (by `runtime`) before
+this module is imported. The API processes record requests and what the worker says of its models,
+the worker records batches and its device. Knows no HTTP and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from server import __version__
+from server.errors import Outcome
+from server.latency import WINDOW_S, LatencyWindow
+from server.types import BatchRecord, DeviceRecord, ModelStatus, Reply
+
+# Fine where compiled models live (below 10 ms), then doubling to half a minute.
+DURATION_BOUNDARIES_S = (
+    *(0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01),
+    *(0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+BATCH_BOUNDARIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+RATIO_BOUNDARIES = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+REQUESTS = Counter(
+    "gearshift_requests_total",
+    "Requests by how they ended; each is counted once. `mode` is the mode that ran it, or the "
+    "server's own for one that did not run.",
+    ["model", "mode", "outcome"],
+)
+REQUEST_DURATION = Histogram(
+    "gearshift_request_duration_seconds",
+    "From the request's headers to its encoded answer, for requests with outcome ok.",
+    ["model", "mode"],
+    buckets=DURATION_BOUNDARIES_S,
+)
+QUEUE_DURATION = Histogram(
+    "gearshift_queue_duration_seconds",
+    "From a sample's arrival in the worker to the start of its batch.",
+    ["model", "mode"],
+    buckets=DURATION_BOUNDARIES_S,
+)
+INFERENCE_DURATION = Histogram(
+    "gearshift_inference_duration_seconds",
+    "A batch on the device: padding, copies there and back, and the model.",
+    ["model", "mode", "bucket"],
+    buckets=DURATION_BOUNDARIES_S,
+)
+BATCH_SIZE = Histogram(
+    "gearshift_batch_size",
+    "Samples that ran together, padding rows not counted.",
+    ["model", "mode"],
+    buckets=BATCH_BOUNDARIES,
+)
+PADDING_RATIO = Histogram(
+    "gearshift_padding_ratio",
+    "Share of a batch that was padding, in elements of batch times sequence.",
+    ["model", "mode"],
+    buckets=RATIO_BOUNDARIES,
+)
+QUEUE_DEPTH = Gauge(
+    "gearshift_queue_depth",
+    "Samples waiting in the worker when the last batch was taken.",
+    ["model", "mode"],
+    multiprocess_mode="livemostrecent",
+)
+INFLIGHT = Gauge(
+    "gearshift_inflight_requests",
+    "Requests admitted and not yet answered.",
+    ["model"],
+    multiprocess_mode="livesum",
+)
+DEVICE_MEMORY = Gauge(
+    "gearshift_device_memory_bytes",
+    "Memory of the device by kind: weights (parameters and buffers of all models), and on CUDA "
+    "what torch's allocator has allocated, reserved, in graph_pool and at its peak.",
+    ["device", "mode", "kind"],
+    multiprocess_mode="livemostrecent",
+)
+RESIDENT_MEMORY = Gauge(
+    "gearshift_worker_resident_memory_bytes",
+    "Resident host memory of the worker process.",
+    ["mode"],
+    multiprocess_mode="livemostrecent",
+)
+COMPILE_SECONDS = Gauge(
+    "gearshift_compile_seconds",
+    "First call of a bucket: compiling, or taking compiled code from the cache.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+WARMUP_SECONDS = Gauge(
+    "gearshift_warmup_seconds",
+    "Warm-up of a model, all buckets: compile, run, prove, compare.",
+    ["model", "mode"],
+    multiprocess_mode="livemostrecent",
+)
+PARITY_ERROR = Gauge(
+    "gearshift_parity_max_abs_error",
+    "Largest absolute difference between compiled and eager outputs, seen at warm-up.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+COMPILES = Counter(
+    "gearshift_compiles_total",
+    "Compiles and CUDA-graph recordings of the worker; any in phase serving is an incident.",
+    ["mode", "phase"],
+)
+GRAPH_REPLAYS = Counter(
+    "gearshift_graph_replays_total", "CUDA graphs replayed by the worker.", ["mode"]
+)
+RECOMPILES_PREVENTED = Counter(
+    "gearshift_recompiles_prevented_total",
+    "Batches that would have compiled while serving and ran eager instead.",
+    ["model", "mode"],
+)
+FALLBACKS = Counter(
+    "gearshift_eager_fallbacks_total",
+    "Batches that a compiled server ran eager, by reason.",
+    ["model", "mode", "reason"],
+)
+MODE_ACTIVE = Gauge(
+    "gearshift_mode_active",
+    "1 for the mode a model is served in.",
+    ["model", "mode"],
+    multiprocess_mode="livemostrecent",
+)
+READY = Gauge(
+    "gearshift_ready",
+    "1 when a model is warmed up and its worker connected, as every API process sees it.",
+    ["model", "mode"],
+    multiprocess_mode="livemin",
+)
+BUILD_INFO = Gauge(
+    "gearshift_build_info", "Always 1.", ["version"], multiprocess_mode="livemostrecent"
+)
+
+
+def record_request(
+    window: LatencyWindow, model: str, mode: str, outcome: Outcome, seconds: float
+) -> None:
+    """One request that ended, however."""
+    REQUESTS.labels(model, mode, outcome).inc()
+    if outcome == "ok":
+        REQUEST_DURATION.labels(model, mode).observe(seconds)
+        window.observe(model, mode, seconds)
+
+
+def record_reply(model: str, reply: Reply) -> None:
+    """One sample that was answered."""
+    QUEUE_DURATION.labels(model, reply.mode).observe(reply.timings.queue_s)
+
+
+def record_batch(batch: BatchRecord) -> None:
+    """One batch that ran."""
+    labels = (batch.model, batch.mode)
+    INFERENCE_DURATION.labels(*labels, batch.bucket).observe(batch.inference_s)
+    BATCH_SIZE.labels(*labels).observe(batch.size)
+    PADDING_RATIO.labels(*labels).observe(batch.padding_ratio)
+    QUEUE_DEPTH.labels(*labels).set(batch.queue_depth)
+    if batch.fallback is not None:
+        FALLBACKS.labels(*labels, batch.fallback).inc()
+    if batch.fallback == "recompile_prevented":
+        RECOMPILES_PREVENTED.labels(*labels).inc()
+
+
+class DeviceRecorder:
+    """Records what the device side says; counters by what was added since the last record."""
+
+    def __init__(self) -> None:
+        self._last = DeviceRecord("", "eager", {}, {}, 0, 0, 0, 0)
+
+    def record(self, now: DeviceRecord) -> None:
+        """Memory as it is, counts as they grew."""
+        kinds = {"weights": sum(now.weights.values()), **now.device_bytes}
+        for kind, size in kinds.items():
+            DEVICE_MEMORY.labels(now.device, now.mode, kind).set(size)
+        RESIDENT_MEMORY.labels(now.mode).set(now.resident_bytes)
+        last, self._last = self._last, now
+        serving = now.compiles_serving - last.compiles_serving
+        COMPILES.labels(now.mode, "serving").inc(serving)
+        COMPILES.labels(now.mode, "warmup").inc(now.compiles - last.compiles - serving)
+        GRAPH_REPLAYS.labels(now.mode).inc(now.graph_replays - last.graph_replays)
+
+
+def record_status(status: ModelStatus) -> None:
+    """What the worker says of a model."""
+    labels = (status.name, status.mode)
+    READY.labels(*labels).set(status.state == "ready")
+    MODE_ACTIVE.labels(*labels).set(1)
+    if status.warmup_s is not None:
+        WARMUP_SECONDS.labels(*labels).set(status.warmup_s)
+    for bucket in status.buckets:
+        if bucket.compile_s is not None:
+            COMPILE_SECONDS.labels(*labels, bucket.bucket).set(bucket.compile_s)
+        if bucket.parity_max_abs_error is not None:
+            PARITY_ERROR.labels(*labels, bucket.bucket).set(bucket.parity_max_abs_error)
+
+
+class _Quantiles(Collector):
+    """The sliding window's quantiles at the moment of the scrape."""
+
+    def __init__(self, window: LatencyWindow) -> None:
+        self._window = window
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "gearshift_request_latency_seconds",
+            f"Quantiles of gearshift_request_duration_seconds over the last {WINDOW_S} s, all API "
+            "processes, within 1 %. Absent when idle.",
+            labels=["model", "mode", "quantile"],
+        )
+        for model, mode, quantile, seconds in self._window.quantiles():
+            family.add_metric([model, mode, str(quantile)], seconds)
+        yield family
+
+
+def exposition(window: LatencyWindow) -> bytes:
+    """All metrics of all processes, in Prometheus text format."""
+    BUILD_INFO.labels(__version__).set(1)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    registry.register(_Quantiles(window))
+    return generate_latest(registry)

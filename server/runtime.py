@@ -1,0 +1,59 @@
+"""The private directory of one running server: the worker's socket, metric files, a last word.
+
+Made before anything else is imported, because prometheus_client looks for its directory at import;
+removed at the end. Knows nothing of what the others keep in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Where the processes of one server meet. Only this user can enter (mode 0700)."""
+
+    directory: Path
+
+    @property
+    def worker_socket(self) -> Path:
+        """The Unix socket that the worker listens on."""
+        return self.directory / "worker.sock"
+
+    @property
+    def latency(self) -> Path:
+        """One file of latency counts for each API process."""
+        return self.directory / "latency"
+
+    @property
+    def metrics(self) -> Path:
+        """prometheus_client's multiprocess directory."""
+        return self.directory / "metrics"
+
+    def fail(self, reason: str) -> None:
+        """Leave word, for the main process, why the server cannot go on."""
+        (self.directory / "failure").write_text(reason, encoding="utf-8")
+
+    def failure(self) -> str | None:
+        """The word that was left, if any."""
+        path = self.directory / "failure"
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+@contextmanager
+def runtime() -> Iterator[Runtime]:
+    """A fresh Runtime, its directory made known to prometheus_client; removed at the end."""
+    made = Runtime(Path(tempfile.mkdtemp(prefix="gearshift-")))
+    try:
+        made.latency.mkdir()
+        made.metrics.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(made.metrics)
+        yield made
+    finally:
+        shutil.rmtree(made.directory, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""A running engine for tests: real models, real compiler, on the CPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from models.base import ServedModel
+from server.config import Settings, load
+from server.engine.engine import Engine, Listener
+from server.engine.environment import prepare_environment
+from server.types import Arrays, BatchRecord, DeviceRecord, ModelStatus, Reply, Sample
+
+
+@dataclass
+class Running:
+    """An engine and everything it told."""
+
+    engine: Engine
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    statuses: dict[str, ModelStatus] = field(default_factory=dict)
+    batches: list[BatchRecord] = field(default_factory=list)
+    devices: list[DeviceRecord] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def run(self, model: str, rows: Sequence[Arrays]) -> list[Reply]:
+        deadline = time.monotonic() + 60
+        futures = [self.engine.submit(model, Sample(row, deadline)) for row in rows]
+        return [future.result(60) for future in futures]
+
+    def buckets(self, model: str) -> dict[str, str]:
+        return {bucket.bucket: bucket.state for bucket in self.statuses[model].buckets}
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def start(cache_dir) -> Iterator[Start]:
+    """Start an engine and wait until every model is ready or the engine failed."""
+    started: list[Running] = []
+
+    def settings(flags: dict) -> Settings:
+        defaults = {
+            "device": "cpu",
+            "threads": 1,
+            "batching": {"max_batch_size": 2},
+            "compile": {"cache_dir": str(cache_dir)},
+        }
+        merged = {key: {**defaults[key], **flags.pop(key, {})} for key in ("batching", "compile")}
+        return load(flags={**defaults, **flags, **merged})
+
+    def run(models: Sequence[ServedModel], **flags) -> Running:
+        chosen = settings(flags)
+        prepare_environment(chosen)
+
+        def on_status(status: ModelStatus) -> None:
+            with running.changed:
+                running.statuses[status.name] = status
+                running.changed.notify_all()
+
+        def on_failed(error: Exception) -> None:
+            with running.changed:
+                running.failure = error
+                running.changed.notify_all()
+
+        batches: list[BatchRecord] = []
+        devices: list[DeviceRecord] = []
+        engine = Engine(
+            models, chosen, Listener(on_status, batches.append, devices.append, on_failed)
+        )
+        running = Running(engine, batches=batches, devices=devices)
+        started.append(running)
+        engine.start()
+        with running.changed:
+            assert running.changed.wait_for(
+                lambda: (
+                    running.failure
+                    or (
+                        len(running.statuses) == len(models)
+                        and all(status.state == "ready" for status in running.statuses.values())
+                    )
+                ),
+                timeout=240,
+            )
+        return running
+
+    yield run
+    for running in started:
+        running.engine.close(30)

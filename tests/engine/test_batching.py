@@ -1,0 +1,101 @@
+"""The batcher: oldest first, like with like, nobody starved, nobody run for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from server.engine.batching import Batcher, Pending
+from server.errors import DeadlineExceeded
+from server.types import Sample
+
+
+def pending(length: int = 0, deadline_s: float = 60.0) -> Pending:
+    return Pending(Sample({}, time.monotonic() + deadline_s), length)
+
+
+def batcher(max_batch_size: int = 4, timeout_s: float = 0.0) -> Batcher:
+    return Batcher(["a", "b"], max_batch_size, timeout_s)
+
+
+def test_what_is_queued_when_the_device_is_free_goes_together_up_to_the_limit():
+    queue = batcher()
+    samples = [pending() for _ in range(6)]
+    for sample in samples:
+        queue.put("a", sample)
+    assert queue.next() == ("a", samples[:4])
+    assert queue.next() == ("a", samples[4:])
+
+
+def test_a_lone_sample_does_not_wait():
+    queue = batcher()
+    sample = pending()
+    queue.put("a", sample)
+    assert queue.next() == ("a", [sample])
+
+
+def test_the_oldest_chooses_the_length_and_others_keep_their_order():
+    queue = batcher()
+    long_one, short_one, long_two, short_two = (pending(length) for length in (32, 16, 32, 16))
+    for sample in (long_one, short_one, long_two, short_two):
+        queue.put("a", sample)
+    assert queue.next() == ("a", [long_one, long_two])
+    assert queue.next() == ("a", [short_one, short_two])
+
+
+def test_the_model_with_the_oldest_sample_is_next():
+    queue = batcher()
+    first, second = pending(), pending()
+    queue.put("b", first)
+    queue.put("a", second)
+    assert queue.next() == ("b", [first])
+    assert queue.next() == ("a", [second])
+
+
+def test_a_withdrawn_sample_never_runs():
+    queue = batcher()
+    gone, wanted = pending(), pending()
+    queue.put("a", gone)
+    queue.put("a", wanted)
+    gone.future.cancel()
+    assert queue.next() == ("a", [wanted])
+
+
+def test_a_sample_past_its_deadline_is_told_and_never_runs():
+    queue = batcher()
+    late, wanted = pending(deadline_s=-1), pending()
+    queue.put("a", late)
+    queue.put("a", wanted)
+    assert queue.next() == ("a", [wanted])
+    with pytest.raises(DeadlineExceeded):
+        late.future.result(0)
+
+
+def test_with_a_batch_timeout_the_oldest_waits_for_company():
+    queue = batcher(max_batch_size=2, timeout_s=60)
+    first, second = pending(), pending()
+    queue.put("a", first)
+    late = threading.Timer(0.05, queue.put, ("a", second))
+    late.start()
+    assert queue.next() == ("a", [first, second])
+
+
+def test_closing_hands_out_what_is_queued_and_then_ends():
+    queue = batcher(timeout_s=60)
+    sample = pending()
+    queue.put("a", sample)
+    queue.close()
+    assert queue.next() == ("a", [sample])
+    assert queue.next() is None
+
+
+def test_closing_wakes_a_waiting_thread():
+    queue = batcher()
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.append(queue.next()))
+    waiting.start()
+    queue.close()
+    waiting.join(10)
+    assert got == [None]

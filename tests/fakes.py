@@ -1,0 +1,167 @@
+"""Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
+
+`Double` takes a tensor, `Tokens` a text of any length (two inputs, padded), `Colors` an image.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+from PIL import Image
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
+
+from models.base import Arrays, BadSample, ModelSource, ServedModel, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Vector(BaseModel):
+    """Four numbers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    x: Annotated[list[float], Field(min_length=4, max_length=4)]
+
+
+class Double(ServedModel):
+    """y = 2 x, with the 2 as a parameter."""
+
+    inputs = (TensorSpec("x", "float32", ("batch", 4)),)
+    outputs = (TensorSpec("y", "float32", ("batch", 4)),)
+    preprocess_inline = True
+    sample = Vector
+
+    def __init__(self, source: ModelSource | None = None) -> None:
+        self.name = source.name if source else "double"
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Scale(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.factor = torch.nn.Parameter(torch.full((4,), 2.0))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * self.factor
+
+        return ready(Scale(), device, dtype)
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        return {"x": np.asarray(payload["x"], np.float32)}
+
+    def postprocess(self, outputs: Arrays) -> Any:
+        return outputs["y"]
+
+    def example(self, batch: int, seq: int) -> Arrays:
+        return {"x": np.random.default_rng(0).standard_normal((batch, 4), np.float32)}
+
+
+class Text(BaseModel):
+    """A text, one token a byte."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Annotated[str, Field(min_length=1)]
+
+
+class Tokens(ServedModel):
+    """A score for each byte of a text, and their mean over the text, padding left out."""
+
+    inputs = (
+        TensorSpec("ids", "int64", ("batch", "seq")),
+        TensorSpec("mask", "int64", ("batch", "seq")),
+    )
+    outputs = (
+        TensorSpec("scores", "float32", ("batch", "seq")),
+        TensorSpec("mean", "float32", ("batch",)),
+    )
+    max_seq = 32
+    sample = Text
+    raw_bodies: ClassVar[Mapping[str, str]] = {"text/plain": "text"}
+
+    def __init__(self, source: ModelSource | None = None) -> None:
+        self.name = source.name if source else "tokens"
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class MaskedMean(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = torch.nn.Embedding.from_pretrained(
+                    torch.arange(256).sin().unsqueeze(1)
+                )
+
+            def forward(
+                self, ids: torch.Tensor, mask: torch.Tensor
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                scores = self.table(ids).squeeze(-1) * mask  # [B, S]
+                return scores, scores.sum(1) / mask.sum(1)
+
+        return ready(MaskedMean(), device, dtype)
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        ids = np.frombuffer(payload["text"].encode(), np.uint8).astype(np.int64)
+        if len(ids) > self.max_seq:
+            raise BadSample(f"text: {len(ids)} bytes, this model takes up to {self.max_seq}")
+        return {"ids": ids, "mask": np.ones_like(ids)}
+
+    def postprocess(self, outputs: Arrays) -> Any:
+        return {name: array.tolist() for name, array in outputs.items()}
+
+    def example(self, batch: int, seq: int) -> Arrays:
+        ids = np.random.default_rng(0).integers(32, 127, (batch, seq), np.int64)
+        return {"ids": ids, "mask": np.ones_like(ids)}
+
+
+class Picture(BaseModel):
+    """An image file, base64."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    image: Base64Bytes
+
+
+class Colors(ServedModel):
+    """The mean red, green and blue of an image, 0 to 1."""
+
+    inputs = (TensorSpec("pixels", "float32", ("batch", 3, 8, 8)),)
+    outputs = (TensorSpec("means", "float32", ("batch", 3)),)
+    sample = Picture
+    raw_bodies: ClassVar[Mapping[str, str]] = {"image/*": "image"}
+
+    def __init__(self, source: ModelSource | None = None) -> None:
+        self.name = source.name if source else "colors"
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        return ready(
+            torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()), device, dtype
+        )
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        try:
+            image = Image.open(io.BytesIO(payload["image"])).convert("RGB").resize((8, 8))
+        except OSError:
+            raise BadSample("image: not an image file this server can read") from None
+        pixels = np.asarray(image, np.float32).transpose(2, 0, 1) / 255
+        return {"pixels": np.ascontiguousarray(pixels)}
+
+    def postprocess(self, outputs: Arrays) -> Any:
+        return dict(zip(("red", "green", "blue"), outputs["means"].tolist(), strict=True))
+
+    def example(self, batch: int, seq: int) -> Arrays:
+        return {"pixels": np.random.default_rng(0).random((batch, 3, 8, 8), np.float32)}
+
+
+def ready(module: nn.Module, device: str, dtype: str) -> nn.Module:
+    """The module as `ServedModel.load` promises it."""
+    import torch
+
+    return module.to(device, getattr(torch, dtype)).eval().requires_grad_(False)

@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from models import registry
 from models.base import ModelError
 from server import __version__, config
 from server.catalogue import make_models
+from server.engine.environment import prepare_environment
+from server.runtime import StartupError, runtime
 
 BAD_CONFIG = 2
 STARTUP_FAILED = 3
@@ -153,13 +157,15 @@ def _check_port(section: config.ServerSection) -> None:
 
 
 def _run(settings: config.Settings) -> None:
-    from server.api import app as http  # heavy: LitServe and FastAPI
-
     try:
-        http.serve(settings)
+        prepare_environment(settings)
+        with runtime() as made:
+            from server.api.app import serve as run  # heavy: LitServe and FastAPI
+
+            run(settings, made)
     except config.ConfigError as error:
         _fail(BAD_CONFIG, str(error))
-    except http.StartupError as error:
+    except StartupError as error:
         _fail(STARTUP_FAILED, str(error))
 
 
@@ -170,6 +176,10 @@ def models() -> None:
     if not sys.stdout.isatty():
         typer.echo("\n".join("\t".join(row) for row in rows))
         return
+    table = Table("kind", "how to write it", "example", "what it is")
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False).print(table)
 
 
 def _fail(code: int, text: str) -> NoReturn:

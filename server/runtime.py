@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+class StartupError(Exception):
+    """The server could not start; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Where the processes of one server meet. Only this user can enter (mode 0700)."""

@@ -33,7 +33,7 @@ class Double(ServedModel):
     inputs = (TensorSpec("x", "float32", ("batch", 4)),)
     outputs = (TensorSpec("y", "float32", ("batch", 4)),)
     preprocess_inline = True
-    sample = Vector
+    sample: ClassVar[type[BaseModel]] = Vector
 
     def __init__(self, source: ModelSource | None = None) -> None:
         self.name = source.name if source else "double"
@@ -81,7 +81,7 @@ class Tokens(ServedModel):
         TensorSpec("mean", "float32", ("batch",)),
     )
     max_seq = 32
-    sample = Text
+    sample: ClassVar[type[BaseModel]] = Text
     raw_bodies: ClassVar[Mapping[str, str]] = {"text/plain": "text"}
 
     def __init__(self, source: ModelSource | None = None) -> None:
@@ -132,7 +132,7 @@ class Colors(ServedModel):
 
     inputs = (TensorSpec("pixels", "float32", ("batch", 3, 8, 8)),)
     outputs = (TensorSpec("means", "float32", ("batch", 3)),)
-    sample = Picture
+    sample: ClassVar[type[BaseModel]] = Picture
     raw_bodies: ClassVar[Mapping[str, str]] = {"image/*": "image"}
 
     def __init__(self, source: ModelSource | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import signal
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,29 +18,26 @@ from typing import Any
 
 from fastapi import FastAPI
 from litserve import LitServer
+from starlette.exceptions import HTTPException
 
 from server import __version__
 from server import log as logs
 from server.api.admission import Admission
 from server.api.health import Board
-from server.api.routes import Api
+from server.api.routes import Api, http_problem
 from server.api.schemas import openapi
 from server.catalogue import make_models
 from server.config import Settings
 from server.latency import LatencyWindow
 from server.link.client import WorkerClient
 from server.link.worker import WorkerAPI
-from server.runtime import Runtime
+from server.runtime import Runtime, StartupError
 
 log = logging.getLogger(__name__)
 
 PUBLISH_S = 1.0
 KEPT_ROUTES = ("/openapi.json", "/docs", "/docs/oauth2-redirect")
 MONITOR_S = 0.1
-
-
-class StartupError(Exception):
-    """The server could not start; the text says why."""
 
 
 def serve(settings: Settings, runtime: Runtime) -> None:
@@ -57,6 +55,7 @@ def serve(settings: Settings, runtime: Runtime) -> None:
         access_log=False,
         loop="uvloop",
         http="httptools",
+        lifespan="on",
     )
     if (reason := runtime.failure()) is not None:
         raise StartupError(reason)
@@ -84,6 +83,7 @@ def equip(app: FastAPI, settings: Settings, runtime: Runtime) -> None:
     kept = [route for route in app.router.routes if getattr(route, "path", "") in KEPT_ROUTES]
     app.router.routes[:] = [*api.routes(), *kept]
     app.user_middleware.clear()
+    app.add_exception_handler(HTTPException, http_problem)
     app.router.lifespan_context = lifespan(api)
     app.openapi = lambda: openapi(list(api.models.values()), __version__)  # type: ignore[method-assign]
 
@@ -133,4 +133,6 @@ async def _publish(window: LatencyWindow) -> None:
 
 def _interrupt(_: int, __: FrameType | None) -> None:
     # LitServe's orderly way out hangs on KeyboardInterrupt; on a plain SIGTERM it leaves orphans.
-    raise KeyboardInterrupt
+    # An API process inherits this handler, and uvicorn raises its signal again at its own end.
+    if multiprocessing.parent_process() is None:
+        raise KeyboardInterrupt

@@ -51,6 +51,14 @@ _NPY_HEADER = re.compile(
 _SHAPE = re.compile(r"([1-9][0-9]{0,8}( *, *[1-9][0-9]{0,8}){0,7})? *,? *")
 _EXPLAINABLE = 1000
 _ZIP_ENCRYPTED = 0x1
+_DAMAGED_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +160,7 @@ def _raw_field(media_type: str, model: ServedModel) -> str | None:
 def _raw_payload(name: str, data: bytes, model: ServedModel, where: str = "") -> Payload:
     if name not in _raw_fields(model, "text/"):
         fields: dict[str, Any] = {name: data}
-        return dict(model.sample.model_construct(**fields))
+        return vars(model.sample.model_construct(**fields))
     try:
         return _validated({name: data.decode()}, model, where)
     except UnicodeDecodeError as error:
@@ -179,7 +187,7 @@ def _validated(value: Any, model: ServedModel, where: str = "") -> Payload:
         known = ", ".join(model.sample.model_fields)
         raise InvalidInput(f"{where or 'body'}: expected an object with the fields: {known}")
     try:
-        return dict(model.sample.model_validate(value))
+        return vars(model.sample.model_validate(value))
     except ValidationError as error:
         raise InvalidInput(_explain(error, model, where)) from None
 
@@ -332,15 +340,19 @@ def _read_npz(data: bytes, model: ServedModel, limits: ServerSection) -> Arrays:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
             _check_members(members, model, limits)
-            return {member.filename[:-4]: _read_npy(archive.read(member)) for member in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            return {_input_name(member): _read_npy(archive.read(member)) for member in members}
+    except _DAMAGED_ZIP as error:
         raise InvalidInput(f"not a .npz file: {error}") from None
+
+
+def _input_name(member: zipfile.ZipInfo) -> str:
+    return member.filename.removesuffix(".npy")
 
 
 def _check_members(
     members: list[zipfile.ZipInfo], model: ServedModel, limits: ServerSection
 ) -> None:
-    _check_names([member.filename.removesuffix(".npy") for member in members], model)
+    _check_names([_input_name(member) for member in members], model)
     for member in members:
         # Only what numpy writes: the other methods decompress without a limit.
         plain = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -82,6 +82,13 @@ def problem(error: GearshiftError, request_id: str) -> tuple[int, dict[str, str]
     return error.status, headers, orjson.dumps(body)
 
 
+def http_problem(status: int, title: str, request_id: str) -> tuple[int, dict[str, str], bytes]:
+    """The same for what is refused before it is ours: no such path, no such method."""
+    headers = {"Content-Type": PROBLEM_JSON, "X-Request-Id": request_id}
+    body = {"type": "about:blank", "title": title, "status": status, "request_id": request_id}
+    return status, headers, orjson.dumps(body)
+
+
 def problem_type(error: type[GearshiftError]) -> str:
     """The URI that tells one kind of problem from another: `urn:gearshift:problem:not-ready`."""
     return f"urn:gearshift:problem:{_CAPITAL.sub('-', error.__name__).lower()}"

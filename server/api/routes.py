@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -183,6 +184,14 @@ class Api:
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(self.pool, metrics.exposition, self.window)
         return Response(text, media_type=METRICS_TYPE)
+
+
+async def http_problem(request: Request, raised: Exception) -> Response:
+    """What Starlette refuses itself (no such path, no such method), as problem+json too."""
+    assert isinstance(raised, HTTPException), "registered for HTTPException alone"
+    request_id = encode.request_id(request.headers.get("x-request-id"))
+    status, headers, body = encode.http_problem(raised.status_code, raised.detail, request_id)
+    return Response(body, status, {**(raised.headers or {}), **headers})
 
 
 def _json(body: object, status: int = 200) -> Response:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -46,10 +47,10 @@ class Batcher:
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, model: str, pending: Pending) -> None:
-        """Queue a sample. Raises KeyError for a model that is not served."""
+    def put(self, model: str, pending: Sequence[Pending]) -> None:
+        """Queue samples, so that a free device sees all of them at once."""
         with self._changed:
-            self._queues[model].append(pending)
+            self._queues[model].extend(pending)
             self._changed.notify()
 
     def depth(self, model: str) -> int:

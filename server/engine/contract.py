@@ -53,6 +53,8 @@ class Runner(Protocol):
     graphs and grad mode are per thread."""
 
     mode: Mode
+    buckets: Sequence[Bucket]
+    """Those that `warm_up` will report, in its order."""
 
     def warm_up(self, report: Report) -> None:
         """Make ready to run, reporting each bucket. Raises when the model cannot be served."""

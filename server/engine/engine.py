@@ -105,16 +105,19 @@ class Engine:
         """What is known of each model now."""
         return [lane.status for lane in self._lanes.values()]
 
-    def submit(self, model: str, sample: Sample) -> Future[Reply]:
-        """Queue one sample. Raises UnknownModel or NotReady; the future raises GearshiftError."""
+    def submit(self, model: str, samples: Sequence[Sample]) -> list[Future[Reply]]:
+        """Queue samples together. Raises UnknownModel or NotReady; futures raise GearshiftError."""
         lane = self._lanes.get(model)
         if lane is None:
             raise UnknownModel(f"no model {model!r}; served: {', '.join(self._lanes)}")
         if lane.status.state != "ready" or lane.grid is None:
             raise NotReady(f"{model} is {lane.status.state}", retry_after_s=1)
-        pending = Pending(sample, lane.grid.seq_of(seq_length(lane.model, sample.inputs)))
+        pending = [
+            Pending(sample, lane.grid.seq_of(seq_length(lane.model, sample.inputs)))
+            for sample in samples
+        ]
         self._batcher.put(model, pending)
-        return pending.future
+        return [one.future for one in pending]
 
     # The executor thread, from here on.
 
@@ -160,7 +163,7 @@ class Engine:
             load_s=time.perf_counter() - started,
             facts=lane.model.describe(),
             mode=lane.runner.mode,
-            buckets=tuple(BucketStatus(str(b)) for b in lane.grid.largest_first()),
+            buckets=tuple(BucketStatus(str(bucket)) for bucket in lane.runner.buckets),
         )
 
     def _warm_up(self, lane: Lane) -> None:

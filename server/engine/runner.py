@@ -28,6 +28,7 @@ class EagerRunner:
     """Runs the module as it is: batches unpadded, sequences padded to the longest among them."""
 
     mode: Mode = "eager"
+    buckets: Sequence[Bucket] = ()
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -65,6 +66,7 @@ class CompiledRunner:
 
     def __init__(self, loaded: Loaded, compiling: CompileSection, evidence: Evidence) -> None:
         self._loaded = loaded
+        self.buckets: Sequence[Bucket] = loaded.grid.largest_first()
         self._eager = EagerRunner(loaded)
         self._evidence = evidence
         self._compiled = torch.compile(
@@ -76,7 +78,7 @@ class CompiledRunner:
     def warm_up(self, report: Report) -> None:
         """Compile, run, prove and compare every bucket, largest first."""
         proof = Proof(self._loaded, self._run_compiled, self._eager.run, self._evidence)
-        for bucket in self._loaded.grid.largest_first():
+        for bucket in self.buckets:
             report(BucketStatus(str(bucket), "compiling"))
             status = proof.of(bucket)
             if status.reason is not None:

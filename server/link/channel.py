@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -74,8 +74,8 @@ class Channel(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "stream sockets only"
-        self._transport = transport
+        # A cast, not a check: uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
         self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

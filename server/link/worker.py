@@ -11,8 +11,11 @@ import logging
 import multiprocessing
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -65,6 +68,15 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         uvloop.run(Worker(lit_api.settings, lit_api.runtime).run())
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """One sample and whom to answer."""
+
+    channel: Channel
+    request: int
+    sample: Sample
+
+
 class Worker:
     """Serves the API processes that connect, from one engine. Lives on the event loop."""
 
@@ -75,23 +87,25 @@ class Worker:
         self._statuses = {model.name: ModelStatus(model.name) for model in self._models}
         self._progress = logs.progress(settings.log)
         self._peers: set[Channel] = set()
+        self._arrived: defaultdict[str, list[Arrived]] = defaultdict(list)
         self._running: dict[tuple[Channel, int], Future[Reply]] = {}
         self._engine: Engine | None = None
 
     async def run(self) -> None:
         """Listen, start the engine, serve until the main process ends this one or is gone."""
         loop = asyncio.get_running_loop()
-        self._runtime.worker_socket.unlink(missing_ok=True)
-        await loop.create_unix_server(self._accept, str(self._runtime.worker_socket))
+        path = self._runtime.worker_socket
+        path.unlink(missing_ok=True)
         orphaned = asyncio.Event()
         parent = multiprocessing.parent_process()
         assert parent is not None, "LitServe spawns the worker"
         loop.add_reader(parent.sentinel, orphaned.set)
-        self._engine = await asyncio.to_thread(
-            make_engine, self._models, self._settings, self, loop
-        )
-        self._engine.start()
-        await orphaned.wait()
+        async with await loop.create_unix_server(self._accept, str(path)):
+            self._engine = await asyncio.to_thread(
+                make_engine, self._models, self._settings, self, loop
+            )
+            self._engine.start()
+            await orphaned.wait()
         log.warning("the main process is gone; the worker stops")
         os._exit(1)
 
@@ -132,23 +146,32 @@ class Worker:
 
     def _on_frame(self, channel: Channel, header: Header, tensors: Arrays) -> None:
         if header["kind"] == "run":
-            self._submit(channel, header, tensors)
+            if not self._arrived:
+                asyncio.get_running_loop().call_soon(self._submit_arrived)
+            arrived = Arrived(channel, header["id"], Sample(tensors, header["deadline"]))
+            self._arrived[header["model"]].append(arrived)
         elif running := self._running.pop((channel, header["id"]), None):
             running.cancel()
 
-    def _submit(self, channel: Channel, header: Header, tensors: Arrays) -> None:
+    def _submit_arrived(self) -> None:
+        """All that came in one turn of the event loop, so that it can run in one batch."""
+        arrived, self._arrived = self._arrived, defaultdict(list)
+        for model, group in arrived.items():
+            self._submit(model, group)
+
+    def _submit(self, model: str, group: Sequence[Arrived]) -> None:
         assert self._engine is not None, "API processes ask only for models that are ready"
-        request = header["id"]
         try:
-            future = self._engine.submit(header["model"], Sample(tensors, header["deadline"]))
+            futures = self._engine.submit(model, [arrived.sample for arrived in group])
         except GearshiftError as error:
-            channel.send(messages.error(request, error))
+            for arrived in group:
+                arrived.channel.send(messages.error(arrived.request, error))
             return
-        self._running[channel, request] = future
         loop = asyncio.get_running_loop()
-        future.add_done_callback(
-            lambda done: loop.call_soon_threadsafe(self._answer, channel, request, done)
-        )
+        for arrived, future in zip(group, futures, strict=True):
+            self._running[arrived.channel, arrived.request] = future
+            answer = partial(self._answer, arrived.channel, arrived.request)
+            future.add_done_callback(partial(loop.call_soon_threadsafe, answer))
 
     def _answer(self, channel: Channel, request: int, done: Future[Reply]) -> None:
         if self._running.pop((channel, request), None) is None:

@@ -29,7 +29,7 @@ class Running:
 
     def run(self, model: str, rows: Sequence[Arrays]) -> list[Reply]:
         deadline = time.monotonic() + 60
-        futures = [self.engine.submit(model, Sample(row, deadline)) for row in rows]
+        futures = self.engine.submit(model, [Sample(row, deadline) for row in rows])
         return [future.result(60) for future in futures]
 
     def buckets(self, model: str) -> dict[str, str]:

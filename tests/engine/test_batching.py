@@ -23,8 +23,7 @@ def batcher(max_batch_size: int = 4, timeout_s: float = 0.0) -> Batcher:
 def test_what_is_queued_when_the_device_is_free_goes_together_up_to_the_limit():
     queue = batcher()
     samples = [pending() for _ in range(6)]
-    for sample in samples:
-        queue.put("a", sample)
+    queue.put("a", samples)
     assert queue.next() == ("a", samples[:4])
     assert queue.next() == ("a", samples[4:])
 
@@ -32,7 +31,7 @@ def test_what_is_queued_when_the_device_is_free_goes_together_up_to_the_limit():
 def test_a_lone_sample_does_not_wait():
     queue = batcher()
     sample = pending()
-    queue.put("a", sample)
+    queue.put("a", [sample])
     assert queue.next() == ("a", [sample])
 
 
@@ -40,7 +39,7 @@ def test_the_oldest_chooses_the_length_and_others_keep_their_order():
     queue = batcher()
     long_one, short_one, long_two, short_two = (pending(length) for length in (32, 16, 32, 16))
     for sample in (long_one, short_one, long_two, short_two):
-        queue.put("a", sample)
+        queue.put("a", [sample])
     assert queue.next() == ("a", [long_one, long_two])
     assert queue.next() == ("a", [short_one, short_two])
 
@@ -48,8 +47,8 @@ def test_the_oldest_chooses_the_length_and_others_keep_their_order():
 def test_the_model_with_the_oldest_sample_is_next():
     queue = batcher()
     first, second = pending(), pending()
-    queue.put("b", first)
-    queue.put("a", second)
+    queue.put("b", [first])
+    queue.put("a", [second])
     assert queue.next() == ("b", [first])
     assert queue.next() == ("a", [second])
 
@@ -57,8 +56,8 @@ def test_the_model_with_the_oldest_sample_is_next():
 def test_a_withdrawn_sample_never_runs():
     queue = batcher()
     gone, wanted = pending(), pending()
-    queue.put("a", gone)
-    queue.put("a", wanted)
+    queue.put("a", [gone])
+    queue.put("a", [wanted])
     gone.future.cancel()
     assert queue.next() == ("a", [wanted])
 
@@ -66,8 +65,8 @@ def test_a_withdrawn_sample_never_runs():
 def test_a_sample_past_its_deadline_is_told_and_never_runs():
     queue = batcher()
     late, wanted = pending(deadline_s=-1), pending()
-    queue.put("a", late)
-    queue.put("a", wanted)
+    queue.put("a", [late])
+    queue.put("a", [wanted])
     assert queue.next() == ("a", [wanted])
     with pytest.raises(DeadlineExceeded):
         late.future.result(0)
@@ -76,8 +75,8 @@ def test_a_sample_past_its_deadline_is_told_and_never_runs():
 def test_with_a_batch_timeout_the_oldest_waits_for_company():
     queue = batcher(max_batch_size=2, timeout_s=60)
     first, second = pending(), pending()
-    queue.put("a", first)
-    late = threading.Timer(0.05, queue.put, ("a", second))
+    queue.put("a", [first])
+    late = threading.Timer(0.05, queue.put, ("a", [second]))
     late.start()
     assert queue.next() == ("a", [first, second])
 
@@ -85,7 +84,7 @@ def test_with_a_batch_timeout_the_oldest_waits_for_company():
 def test_closing_hands_out_what_is_queued_and_then_ends():
     queue = batcher(timeout_s=60)
     sample = pending()
-    queue.put("a", sample)
+    queue.put("a", [sample])
     queue.close()
     assert queue.next() == ("a", [sample])
     assert queue.next() is None

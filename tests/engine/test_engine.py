@@ -90,10 +90,9 @@ def test_a_bad_sample_fails_alone(start, mode):
     running = start([faults.RaisesOn()], mode=mode, batching={"max_batch_size": 4})
     deadline = time.monotonic() + 60
     values = [1, 13, 2]
-    futures = [
-        running.engine.submit("double", Sample({"x": np.full(4, v, np.float32)}, deadline))
-        for v in values
-    ]
+    futures = running.engine.submit(
+        "double", [Sample({"x": np.full(4, v, np.float32)}, deadline) for v in values]
+    )
     assert futures[0].result(60).outputs["y"].tolist() == [2] * 4
     assert futures[2].result(60).outputs["y"].tolist() == [4] * 4
     with pytest.raises(InferenceFailed, match="could not process this input"):
@@ -112,7 +111,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_engine_with_its_reason(start):
     running = start([faults.NoWeights()])
     assert isinstance(running.failure, ModelError)
     with pytest.raises(NotReady):
-        running.engine.submit("double", Sample({"x": np.ones(4, np.float32)}, 0))
+        running.engine.submit("double", [])
 
 
 def test_a_device_that_is_not_there_is_named(start):
@@ -124,14 +123,14 @@ def test_a_device_that_is_not_there_is_named(start):
 def test_an_unknown_model_is_told_which_are_served(start):
     running = start([Double()])
     with pytest.raises(UnknownModel, match="served: double"):
-        running.engine.submit("nope", Sample({}, 0))
+        running.engine.submit("nope", [])
 
 
 def test_a_deadline_that_passed_is_an_error_not_a_run(start):
     running = start([Double()])
     sample = Sample({"x": np.ones(4, np.float32)}, time.monotonic() - 1)
     with pytest.raises(DeadlineExceeded):
-        running.engine.submit("double", sample).result(60)
+        running.engine.submit("double", [sample])[0].result(60)
     assert running.batches == []
 
 

@@ -40,7 +40,7 @@ from server.errors import (
 )
 from server.latency import LatencyWindow
 from server.link.client import WorkerClient
-from server.types import Reply, Sample
+from server.types import Sample
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Api:
             admitted.enter_context(admission.samples(len(decoded.samples) - 1))
             preprocess_s = time.perf_counter() - started
             samples = [Sample(inputs, deadline) for inputs in decoded.samples]
-            replies = await self._run(name, samples)
+            replies = await self.client.run(name, samples)
         for reply in replies:
             metrics.record_reply(name, reply)
         predictions = [model.postprocess(reply.outputs) for reply in replies]
@@ -148,16 +148,6 @@ class Api:
             return decode(body, model, limits)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, decode, body, model, limits)
-
-    async def _run(self, name: str, samples: list[Sample]) -> list[Reply]:
-        if len(samples) == 1:
-            return [await self.client.run(name, samples[0])]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.client.run(name, one)) for one in samples]
-        except* GearshiftError as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     def _record(self, name: str, mode: str, outcome: Outcome, seconds: float) -> None:
         if name not in self.models:

@@ -58,18 +58,26 @@ class Channel(asyncio.Protocol):
         self._on_frame = on_frame
         self._on_close = on_close
         self._received = bytearray()
+        self._outgoing: list[bytes | memoryview] = []
         self._transport: asyncio.Transport | None = None
 
     def send(self, header: Mapping[str, Any], tensors: Arrays | None = None) -> None:
-        """Write one frame; frames of one turn of the event loop leave in one system call.
+        """Send one frame; frames of one turn of the event loop leave in one system call.
 
         Does nothing once the other side is gone: `on_close` has told.
         """
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing += encode(header, tensors)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
         if self._transport is not None:
-            self._transport.writelines(encode(header, tensors))
+            self._transport.writelines(outgoing)
 
     def close(self) -> None:
         """Close after what was sent has left."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

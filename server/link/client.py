@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,23 +54,39 @@ class WorkerClient:
                 await self._closed.wait()
             await asyncio.sleep(RECONNECT_S)
 
-    async def run(self, model: str, sample: Sample) -> Reply:
-        """The reply for one sample. Raises GearshiftError; withdraws the sample if cancelled."""
+    async def run(self, model: str, samples: Sequence[Sample]) -> list[Reply]:
+        """The replies for the samples of one request, in order.
+
+        Raises the GearshiftError of the first that has one. What nobody waits for any more, for
+        that reason or because the caller was cancelled, is withdrawn from the worker.
+        """
         if self._channel is None:
             raise Unavailable("no worker is connected", retry_after_s=1)
+        asked = [self._ask(self._channel, model, sample, samples[-1]) for sample in samples]
+        futures = [future for _, future in asked]
         loop = asyncio.get_running_loop()
-        request = next(self._ids)
-        future: asyncio.Future[Reply] = loop.create_future()
-        self._waiting[request] = future
-        timer = loop.call_later(sample.deadline - time.monotonic(), _expire, future)
-        self._channel.send(messages.run(request, model, sample), sample.inputs)
+        timer = loop.call_later(samples[0].deadline - time.monotonic(), _expire, futures)
         try:
-            return await future
+            return [await future for future in futures]
         finally:
             timer.cancel()
-            # Still waiting: the deadline passed, or the caller was cancelled.
-            if self._waiting.pop(request, None) is not None and self._channel is not None:
-                self._channel.send(messages.cancel(request))
+            for request, future in asked:
+                self._forget(request, future)
+
+    def _ask(
+        self, channel: Channel, model: str, sample: Sample, last: Sample
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        request = next(self._ids)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[request] = future
+        channel.send(messages.run(request, model, sample, more=sample is not last), sample.inputs)
+        return request, future
+
+    def _forget(self, request: int, future: asyncio.Future[Reply]) -> None:
+        if future.done() and not future.cancelled():
+            future.exception()  # else asyncio logs an error that was answered by another's
+        if self._waiting.pop(request, None) is not None and self._channel is not None:
+            self._channel.send(messages.cancel(request))
 
     def _on_open(self, channel: Channel) -> None:
         self._channel = channel
@@ -98,6 +114,7 @@ class WorkerClient:
                 future.set_exception(Unavailable(WORKER_DIED, retry_after_s=1))
 
 
-def _expire(future: asyncio.Future[Reply]) -> None:
-    if not future.done():
-        future.set_exception(DeadlineExceeded("no answer within the request's deadline"))
+def _expire(futures: Sequence[asyncio.Future[Reply]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(DeadlineExceeded("no answer within the request's deadline"))

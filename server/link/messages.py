@@ -17,9 +17,13 @@ from server.types import Arrays, BucketStatus, ModelStatus, Reply, Sample, Timin
 Header = dict[str, Any]
 
 
-def run(request: int, model: str, sample: Sample) -> Header:
-    """Header of the frame that asks for one sample; its tensors are the sample's inputs."""
-    return {"kind": "run", "id": request, "model": model, "deadline": sample.deadline}
+def run(request: int, model: str, sample: Sample, *, more: bool) -> Header:
+    """Header of the frame that asks for one sample; its tensors are the sample's inputs.
+
+    `more`: others of the same request follow, and want to run in the same batch.
+    """
+    deadline = sample.deadline
+    return {"kind": "run", "id": request, "model": model, "deadline": deadline, "more": more}
 
 
 def cancel(request: int) -> Header:

@@ -140,16 +140,18 @@ class Worker:
 
     def _on_close(self, channel: Channel) -> None:
         self._peers.discard(channel)
+        for group in self._arrived.values():
+            group[:] = [arrived for arrived in group if arrived.channel is not channel]
         for peer, request in list(self._running):
             if peer is channel:
                 self._running.pop((peer, request)).cancel()
 
     def _on_frame(self, channel: Channel, header: Header, tensors: Arrays) -> None:
         if header["kind"] == "run":
-            if not self._arrived:
-                asyncio.get_running_loop().call_soon(self._submit_arrived)
             arrived = Arrived(channel, header["id"], Sample(tensors, header["deadline"]))
             self._arrived[header["model"]].append(arrived)
+            if not header["more"]:
+                asyncio.get_running_loop().call_soon(self._submit_arrived)
         elif running := self._running.pop((channel, header["id"]), None):
             running.cancel()
 

@@ -85,5 +85,5 @@ def test_an_error_keeps_its_class_and_text(error):
 
 
 def test_a_sample_keeps_its_deadline():
-    header = messages.run(1, "m", Sample({}, 123.25))
+    header = messages.run(1, "m", Sample({}, 123.25), more=False)
     assert (header["model"], header["deadline"]) == ("m", 123.25)

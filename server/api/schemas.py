@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 
 from models.base import ServedModel
 from server.api import decode, encode
+from server.api.forms import FORM
 from server.errors import ClientGone, GearshiftError, Overloaded, Unavailable, UnknownModel
 from server.types import ModelStatus
 
@@ -92,7 +93,7 @@ def _bodies(models: Sequence[ServedModel]) -> Schema:
     parts = {name for model in models for name in decode.part_names(model)}
     if parts:
         properties = {name: _samples_of(_BINARY) for name in sorted(parts)}
-        content[decode.FORM] = {"schema": {"type": "object", "properties": properties}}
+        content[FORM] = {"schema": {"type": "object", "properties": properties}}
     return content
 
 

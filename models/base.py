@@ -31,12 +31,17 @@ class ModelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One named tensor: numpy dtype name, shape with `"batch"` first, and how `seq` is padded."""
+    """One named tensor: numpy dtype name, shape with `"batch"` first, and how `seq` is padded.
+
+    `limits` are the lowest and highest value of an input: an id beyond its table is a fault of the
+    whole device on CUDA, so it is refused before it gets there.
+    """
 
     name: str
     dtype: str
     shape: tuple[Dim, ...]
     pad_value: float = 0
+    limits: tuple[int, int] | None = None
 
     @property
     def seq_axis(self) -> int | None:

@@ -73,8 +73,8 @@ class Tokens(ServedModel):
     """A score for each byte of a text, and their mean over the text, padding left out."""
 
     inputs = (
-        TensorSpec("ids", "int64", ("batch", "seq")),
-        TensorSpec("mask", "int64", ("batch", "seq")),
+        TensorSpec("ids", "int64", ("batch", "seq"), limits=(0, 255)),
+        TensorSpec("mask", "int64", ("batch", "seq"), limits=(0, 1)),
     )
     outputs = (
         TensorSpec("scores", "float32", ("batch", "seq")),

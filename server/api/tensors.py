@@ -151,12 +151,20 @@ def checked(arrays: Arrays, model: ServedModel) -> Arrays:
             raise BadSample(f"{spec.name}: shape {list(array.shape)}, expected {expected}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise BadSample(f"{spec.name}: NaN, or infinite as {spec.dtype}; expected finite")
+        if spec.limits is not None:
+            _check_limits(array, spec.name, *spec.limits)
         if spec.seq_axis is not None:
             lengths[spec.name] = array.shape[spec.seq_axis]
         checked[spec.name] = array
     if len(set(lengths.values())) > 1:
         raise BadSample(f"inputs of different seq: {lengths}; expected one seq")
     return checked
+
+
+def _check_limits(array: np.ndarray[Any, Any], name: str, low: int, high: int) -> None:
+    lowest, highest = array.min(initial=high), array.max(initial=low)
+    if lowest < low or highest > high:
+        raise BadSample(f"{name}: values from {lowest} to {highest}; expected {low} to {high}")
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec, model: ServedModel) -> bool:

@@ -390,14 +390,15 @@ def test_npy_files_that_do_not_fit_are_refused(data: bytes):
 
 
 IDS = np.array([1, 2, 3])
+MASK = np.ones_like(IDS)
 
 
 def test_several_inputs_come_as_npz_and_skip_preprocess():
-    decoded = send(Tokens(), npz(ids=IDS, mask=np.ones_like(IDS)), "application/x-npz")
+    decoded = send(Tokens(), npz(ids=IDS, mask=MASK), "application/x-npz")
     assert not decoded.is_list
     assert decoded.samples[0]["ids"].tolist() == [1, 2, 3]
     batch = np.stack([IDS, IDS])
-    decoded = send(Tokens(), npz(mask=batch, ids=batch), STREAM)
+    decoded = send(Tokens(), npz(mask=np.ones_like(batch), ids=batch), STREAM)
     assert decoded.is_list
     assert len(decoded.samples) == 2
 
@@ -407,7 +408,8 @@ def test_several_inputs_come_as_npz_and_skip_preprocess():
     [
         ({"ids": IDS}, "mask: expected once, got 0"),
         ({"ids": IDS, "mask": IDS, "x": IDS}, "x: unknown input; known: ids, mask"),
-        ({"ids": IDS, "mask": IDS[:2]}, "inputs of different seq: {'ids': 3, 'mask': 2}"),
+        ({"ids": IDS * 100, "mask": MASK}, "ids: values from 100 to 300; expected 0 to 255"),
+        ({"ids": IDS, "mask": MASK[:2]}, "inputs of different seq: {'ids': 3, 'mask': 2}"),
         ({"ids": IDS.astype("i4"), "mask": IDS}, "ids: dtype int32, expected int64"),
         ({"ids": np.zeros(33, int), "mask": np.zeros(33, int)}, "ids: shape [33], expected [seq]"),
         ({"ids": IDS[None], "mask": IDS}, "ids: shape [1, 3], expected [seq] with seq 1 to 32"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
+import openapi_spec_validator
 import orjson
-import pytest
 from fastapi.openapi.models import OpenAPI
 from pydantic import BaseModel
 
@@ -134,7 +135,10 @@ def test_the_probes_have_the_fields_they_are_said_to_have():
     assert all(set(told) == set(SCHEMAS["Model"]["required"]) for told in board.info()["models"])
 
 
+def test_the_document_is_valid_openapi():
+    openapi_spec_validator.validate(DOCUMENT)
+
+
 def test_answers_validate_against_their_schema():
-    jsonschema = pytest.importorskip("jsonschema")
     schema = {"$ref": "#/components/schemas/Answer", "components": DOCUMENT["components"]}
     jsonschema.validate(orjson.loads(encode.success(Double(), [1], True)), schema)

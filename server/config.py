@@ -18,6 +18,12 @@ from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 ENV_PREFIX = "GEARSHIFT_"
 ENV_CONFIG = "GEARSHIFT_CONFIG"
@@ -128,8 +134,16 @@ class ModelSection(Section):
         return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).lstrip("._-")
 
 
-class Settings(Section):
+class Settings(BaseSettings):
     """The configuration of a server, all of it. Made by `load`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+    )
 
     mode: Literal["eager", "compiled", "auto"] = "eager"
     """`eager`, `compiled`, or `auto` (eager at once, compiled when it is ready)."""
@@ -173,6 +187,18 @@ class Settings(Section):
                 f"batching.max_batch_size = {limit}; add {limit} or change max_batch_size"
             )
         return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What `load` passes alone: it reads the sources itself, to name the one that is wrong."""
+        return (init_settings,)
 
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
@@ -257,20 +283,17 @@ def _read_environment() -> dict[str, Any]:
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ConfigError("\n".join(f"{name}: unknown key{_hint(name, known)}" for name in unknown))
-    values: dict[str, Any] = {}
     for name in given:
-        table, _, key = known[name].rpartition(".")
-        (values.setdefault(table, {}) if table else values)[key] = _parse(name, field(known[name]))
-    return values
+        if get_origin(field(known[name]).annotation) is tuple:
+            _check_json(name)
+    return EnvSettingsSource(Settings)()
 
 
-def _parse(name: str, target: FieldInfo) -> Any:
-    text = os.environ[name]
-    if get_origin(target.annotation) is not tuple:
-        return text
+def _check_json(name: str) -> None:
     try:
-        return json.loads(text)
+        json.loads(os.environ[name])
     except json.JSONDecodeError:
+        text = os.environ[name]
         raise ConfigError(f"{name} = {text!r}: write it as JSON, for example [1, 2]") from None
 
 

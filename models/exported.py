@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from models.base import Dim, ModelError, ModelSource, TensorSpec
-from models.tensors import Declaration, TensorModel
+from models.tensors import Declaration, TensorModel, explain, shorten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,8 +104,7 @@ def _read_sidecar(source: ModelSource) -> Declaration | None:
     try:
         return Declaration.model_validate_json(sidecar.read_bytes())
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ModelError(f"{sidecar}: {'; '.join(problems)}. Expected like\n{_EXAMPLE}") from None
+        raise ModelError(f"{sidecar}: {explain(error)}. Expected like\n{_EXAMPLE}") from None
 
 
 def _undeclared(source: ModelSource, why: str) -> ModelError:
@@ -114,10 +113,9 @@ def _undeclared(source: ModelSource, why: str) -> ModelError:
 
 
 def _unreadable(source: ModelSource, writer: str, error: Exception) -> ModelError:
-    first = str(error).partition("\n")[0][:300]
     return ModelError(
-        f"{source.reference}: not a file of {writer} that this torch can read ({first}). A file of "
-        "weights alone is served as the weights of a torchvision or timm model or of your module"
+        f"{source.reference}: not a file of {writer} that this torch can read ({shorten(error)}). "
+        "A file of weights alone goes into `weights`, beside a model that says what they are of"
     )
 
 
@@ -126,7 +124,7 @@ def _derive(program: ExportedProgram, source: ModelSource) -> Declaration:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs, outputs = _names(program, source)
     shapes = {name: [str(dim) for dim in values[name].shape] for name in inputs}
-    batch = shapes[inputs[0]][0]
+    batch = next(iter(shapes[inputs[0]]), "0")
     varying = {dim for shape in shapes.values() for dim in shape if not dim.isdigit()} - {batch}
     if batch.isdigit() or len(varying) > 1:
         raise _undeclared(
@@ -160,8 +158,9 @@ def _names(program: ExportedProgram, source: ModelSource) -> tuple[list[str], di
         returned = {"output": returned}
     elif not isinstance(returned, Mapping):
         returned = {f"output_{index}": node for index, node in enumerate(returned)}
-    nodes = {node.name for node in program.graph.nodes}
-    if keywords or list(arguments) != inputs or not nodes.issuperset([*inputs, *returned.values()]):
+    nodes = [node.name for node in program.graph.nodes]
+    tensors = all(name in nodes for name in (*inputs, *returned.values()))
+    if not inputs or keywords or list(arguments) != inputs or not tensors:
         raise ModelError(
             f"{source.reference}: takes {arguments}, {keywords} and returns {returned}; export a "
             "module that takes positional tensors and returns a tensor, or a tuple or dict of them"

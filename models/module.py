@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from models.base import ModelError, ModelSource, ServedModel
-from models.tensors import Declaration, TensorModel, check_weights, load_weights, seeded, settle
+from models.tensors import (
+    Declaration,
+    TensorModel,
+    check_weights,
+    explain,
+    load_weights,
+    seeded,
+    settle,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +108,5 @@ def _declaration(cls: type, reference: str) -> Declaration:
     try:
         return Declaration(**declared)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ModelError(
-            f"{reference}: {'; '.join(problems)}. Expected for example\n{_EXAMPLE}"
-        ) from None
+        text = f"{reference}: {explain(error)}. Expected for example\n{_EXAMPLE}"
+        raise ModelError(text) from None

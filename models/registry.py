@@ -19,7 +19,7 @@ from models.torchvision import names as torchvision_names
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to write a model: who makes it, which options it takes, and what users read of it."""
+    """One way to write a model: who makes it, with which options, and what users read of it."""
 
     target: str
     options: str
@@ -39,70 +39,70 @@ class CatalogueRow(NamedTuple):
 
 BUILT_IN = {
     "efficientnet-lite0": Kind(
-        "models.demo_image:EfficientNetLite0",
-        "weights labels",
-        "efficientnet-lite0",
-        "efficientnet-lite0",
-        "Demo: ImageNet classifier whose real weights install as a package",
+        target="models.demo_image:EfficientNetLite0",
+        options="weights labels",
+        written="efficientnet-lite0",
+        example="efficientnet-lite0",
+        description="Demo: ImageNet classifier whose real weights install as a package",
     ),
     "all-MiniLM-L6-v2": Kind(
-        "models.transformers:MiniLM",
-        "weights max_seq",
-        "all-MiniLM-L6-v2",
-        "all-MiniLM-L6-v2",
-        "Demo: sentence embedding whose real weights install as a package",
+        target="models.transformers:MiniLM",
+        options="weights max_seq",
+        written="all-MiniLM-L6-v2",
+        example="all-MiniLM-L6-v2",
+        description="Demo: sentence embedding whose real weights install as a package",
     ),
     "lstm": Kind(
-        "models.lstm:LSTMForecaster",
-        "weights max_seq",
-        "lstm",
-        "lstm",
-        "Forecaster of series of any length, with weights in the repository",
+        target="models.lstm:LSTMForecaster",
+        options="weights max_seq",
+        written="lstm",
+        example="lstm",
+        description="Forecaster of series of any length, with weights in the repository",
     ),
 }
 
 KINDS = {
     "torchvision": Kind(
-        "models.torchvision:TorchvisionModel",
-        "weights labels",
-        "NAME or torchvision:NAME",
-        "resnet50",
-        "torchvision's image classifiers",
+        target="models.torchvision:TorchvisionModel",
+        options="weights labels",
+        written="NAME or torchvision:NAME",
+        example="resnet50",
+        description="torchvision's image classifiers",
     ),
     "timm": Kind(
-        "models.timm:TimmModel",
-        "weights labels",
-        "timm:NAME or timm:hf-hub:ID",
-        "timm:mobilenetv3_large_100",
-        "timm's image classifiers and embedders",
+        target="models.timm:TimmModel",
+        options="weights labels",
+        written="timm:NAME or timm:hf-hub:ID",
+        example="timm:mobilenetv3_large_100",
+        description="timm's image classifiers and embedders",
     ),
     "transformers": Kind(
-        "models.transformers:create",
-        "weights task revision labels max_seq",
-        "transformers:ID, hf:ID, or a path to a directory with config.json",
-        "transformers:bert-base-uncased",
-        "Hugging Face models: embedding, sequence and token classification, fill-mask, images",
+        target="models.transformers:create",
+        options="weights task revision labels max_seq",
+        written="transformers:ID, hf:ID, or a path to a directory with config.json",
+        example="transformers:bert-base-uncased",
+        description="Hugging Face models: embedding, sequence and token classification, fill-mask, images",
     ),
     "torchscript": Kind(
-        "models.exported:TorchScriptFile",
-        "max_seq",
-        "a path ending in .pt or .ts, or torchscript:PATH",
-        "./model.pt",
-        "A file of torch.jit.save, with its tensors declared in model.json; eager only",
+        target="models.exported:TorchScriptFile",
+        options="max_seq",
+        written="a path ending in .pt or .ts, or torchscript:PATH",
+        example="./model.pt",
+        description="A file of torch.jit.save, with its tensors declared in model.json; eager only",
     ),
     "export": Kind(
-        "models.exported:ExportedFile",
-        "max_seq",
-        "a path ending in .pt2, or export:PATH",
-        "./model.pt2",
-        "A file of torch.export.save",
+        target="models.exported:ExportedFile",
+        options="max_seq",
+        written="a path ending in .pt2, or export:PATH",
+        example="./model.pt2",
+        description="A file of torch.export.save",
     ),
     "module": Kind(
-        "models.module:create",
-        "weights task revision labels max_seq",
-        "package.module:ClassName",
-        "my_models.ranker:Ranker",
-        "Your own ServedModel, or nn.Module with declared inputs and outputs",
+        target="models.module:create",
+        options="weights task revision labels max_seq",
+        written="package.module:ClassName",
+        example="my_models.ranker:Ranker",
+        description="Your own ServedModel, or nn.Module with declared inputs and outputs",
     ),
 }
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    create_model,
+    field_validator,
+)
+from safetensors import SafetensorError
 
 from models.base import Arrays, BadSample, ModelError, ModelSource, ServedModel, TensorSpec
 
@@ -22,6 +31,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 Array = np.ndarray[Any, Any]
+
+UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError)
+"""What reading a file of weights raises when it is none."""
 
 _DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 _TAKES = {"b": ("booleans", "b"), "i": ("integers", "iu"), "u": ("integers", "iu")}
@@ -50,6 +62,12 @@ class Declaration(BaseModel):
             if spec.shape[:1] != ("batch",) or spec.shape.count("seq") > 1:
                 raise ValueError(f'{spec.name}: shape {spec.shape}; expected "batch" first')
         return specs
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with a declaration, each problem with its place."""
+    problems = error.errors(include_url=False)
+    return "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
 
 
 class TensorSample(BaseModel):
@@ -198,7 +216,6 @@ def check_weights(source: ModelSource) -> None:
 
 def read_weights(path: str) -> dict[str, torch.Tensor]:
     """The state dict of a file: safetensors, or a pickle that may hold tensors only."""
-    import safetensors
     import safetensors.torch
     import torch
 
@@ -207,10 +224,8 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ModelError(f"weights = {path}: not a file of weights: {_short(error)}") from error
-    except safetensors.SafetensorError as error:
-        raise ModelError(f"weights = {path}: not safetensors: {error}") from error
+    except UNREADABLE as error:
+        raise ModelError(f"weights = {path}: not a file of weights: {shorten(error)}") from error
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise ModelError(
             f"weights = {path}: expected a state dict, names to tensors; write one with "
@@ -228,12 +243,14 @@ def load_weights(module: nn.Module, path: str, rename: Callable[[str], str] = st
         module.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
-            f"weights = {path}: not the weights of this {type(module).__name__}: {_short(error)}"
+            f"weights = {path}: not the weights of this {type(module).__name__}: {shorten(error)}"
         ) from error
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+def shorten(error: Exception) -> str:
+    """The beginning of what torch says, which may be a line for every layer."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:300]} ..."
 
 
 @contextmanager

@@ -55,6 +55,11 @@ class TextModel(ServedModel):
 
     def __init__(self, source: ModelSource) -> None:
         check_weights(source)
+        if source.labels is not None:
+            raise ModelError(
+                f"labels = {source.labels!r}: for image classifiers only; a text model has its "
+                "labels in its config.json (id2label)"
+            )
         self.name = source.name
         self.random_weights = source.weights == "random"
         self.source = source

@@ -78,7 +78,8 @@ class SequenceClassification(TextModel):
     def examine(self, snapshot: hub.Snapshot, tokenizer: str | None, model: Any) -> TextFacts:
         facts = super().examine(snapshot, tokenizer, model)
         labels = labels_of(model.config)
-        return replace(facts, labels=labels, scores=scores_of(model.config.problem_type, len(labels)))
+        scores = scores_of(model.config.problem_type, len(labels))
+        return replace(facts, labels=labels, scores=scores)
 
     def output_specs(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("logits", "float32", ("batch", len(self.facts.labels))),)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.base import ModelError
 from models.image import ImageModel, Transform, imagenet_labels
-from models.tensors import seeded, settle
+from models.tensors import UNREADABLE, seeded, settle, shorten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,7 @@ class TimmModel(ImageModel):
 
         module = self._create()
         config = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
-        width = module.num_classes or module.num_features
+        width = module.num_classes or module.head_hidden_size
         self._is_ready(transform(config), _labels(module), width)
         return settle(module, device, dtype)
 
@@ -39,15 +39,17 @@ class TimmModel(ImageModel):
 
         name, weights = self.source.reference, self.source.weights
         _check_name(name)
-        with seeded():
-            try:
+        try:
+            with seeded():
                 return timm.create_model(name, **self._arguments())
-            except (OSError, RuntimeError) as error:
-                where = f"weights = {weights}" if weights != "default" else _origin(name)
-                raise ModelError(
-                    f"{name}: {where}: {' '.join(str(error).split())[:400]}. Set weights to the "
-                    'path of a .safetensors or .pth file, or weights = "random" for a speed test'
-                ) from error
+        except UNREADABLE as error:
+            if weights != "default":
+                problem = f"weights = {weights}: not the weights of timm's {name}"
+                raise ModelError(f"{problem}: {shorten(error)}") from error
+            raise ModelError(
+                f"{name}: {_origin(name)}: {shorten(error)}. Set weights to the path of a "
+                '.safetensors or .pth file, or weights = "random" for a speed test'
+            ) from error
 
     def _arguments(self) -> dict[str, Any]:
         weights = self.source.weights

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.base import ModelError, ModelSource
 from models.image import DATA, ImageModel, Transform
-from models.tensors import load_weights, seeded, settle
+from models.tensors import UNREADABLE, load_weights, seeded, settle, shorten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,12 +63,12 @@ class TorchvisionModel(ImageModel):
             module: nn.Module = zoo.get_model(
                 self.source.reference, weights=weights, progress=False
             )
-        except (OSError, RuntimeError) as error:
+        except UNREADABLE as error:
             file = weights.url.rsplit("/", 1)[-1]
             raise ModelError(
                 f"{self.source.reference}: {file} is not in {hub.get_dir()}/checkpoints and cannot "
-                f"be had from {weights.url} ({error}). Put the file there, set weights to its "
-                'path, or weights = "random" for a speed test'
+                f"be had from {weights.url} ({shorten(error)}). Put the file there, set weights to "
+                'its path, or weights = "random" for a speed test'
             ) from error
         return module
 

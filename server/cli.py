@@ -20,7 +20,7 @@ from rich.table import Table
 
 from models import registry
 from models.base import ModelError
-from server import __version__, config
+from server import __version__, config, sources
 from server.catalogue import make_models
 from server.engine.environment import prepare_environment
 from server.runtime import StartupError, runtime
@@ -104,7 +104,7 @@ def serve(
     }
     settings = _load(file, _given(flags))
     if check:
-        typer.echo(config.to_toml(settings), nl=False)
+        typer.echo(sources.to_toml(settings), nl=False)
         return
     _check_port(settings.server)
     _run(settings)
@@ -135,7 +135,7 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 def _load(file: Path | None, flags: dict[str, Any]) -> config.Settings:
     """The settings, every model reference in them known to be one."""
     try:
-        settings = config.load(file, flags)
+        settings = sources.load(file, flags)
         make_models(settings)
     except (config.ConfigError, ModelError) as error:
         _fail(BAD_CONFIG, str(error))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server import __version__, config
+from server import __version__, config, sources
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -84,7 +84,7 @@ def test_check_prints_a_config_file_of_the_same_meaning(serve, tmp_path):
     file = tmp_path / "printed.toml"
     file.write_text(printed.stdout)
     assert serve("--check", "--config", str(file)).stdout == printed.stdout
-    settings = config.load(file)
+    settings = sources.load(file)
     assert (settings.mode, settings.server.port, settings.threads) == ("compiled", 9000, 1)
     assert (settings.batching.max_batch_size, settings.log.level) == (4, "debug")
     assert [model.served_name for model in settings.models] == ["big", "lstm"]
@@ -148,6 +148,7 @@ STARTING = """
 import logging, sys, warnings
 from dataclasses import replace
 from server import log
+from server.progress import progress as make_progress
 from server.config import LogSection
 from server.types import BucketStatus, ModelStatus
 
@@ -155,7 +156,7 @@ section = LogSection(format={form!r}, level={level!r})
 log.configure(section, "worker")
 """
 THREE_BUCKETS = """
-progress = log.progress(section)
+progress = make_progress(section)
 done = [
     BucketStatus("4", "compiled", None, 9.0, 1.0, None, 1e-6),
     BucketStatus("2", "eager", "parity: [0] is off", 5.0, None, None, float("nan")),
@@ -255,7 +256,7 @@ def test_starting_up_ends_in_one_object_where_lines_are_json():
 
 def test_an_eager_model_has_no_buckets_to_sum_up():
     code = """
-progress = log.progress(section)
+progress = make_progress(section)
 pending = (BucketStatus("1"), BucketStatus("2"))
 status = ModelStatus("net", "ready", device="cpu", dtype="float32", load_s=1, buckets=pending)
 progress.update(replace(status, warmup_s=0.1))
@@ -265,7 +266,7 @@ progress.update(replace(status, warmup_s=0.1))
 
 
 def test_a_model_that_failed_says_why():
-    code = "log.progress(section).update(ModelStatus('net', 'failed', detail='no such file'))"
+    code = "make_progress(section).update(ModelStatus('net', 'failed', detail='no such file'))"
     (line,) = logged(code)
     assert "ERROR" in line
     assert line.endswith("net: failed: no such file")

@@ -9,7 +9,7 @@ from typing import get_args, get_origin
 import pytest
 from pydantic_core import PydanticUndefined
 
-from server import config
+from server import config, sources
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,7 +30,7 @@ def write(text: str, name: str = "config.toml") -> Path:
 
 def refusal(text: str = "", flags: dict | None = None) -> list[str]:
     with pytest.raises(config.ConfigError) as caught:
-        config.load(write(text), flags)
+        sources.load(write(text), flags)
     return str(caught.value).splitlines()
 
 
@@ -38,14 +38,14 @@ def refusal(text: str = "", flags: dict | None = None) -> list[str]:
 
 
 def test_nothing_given_is_the_defaults():
-    assert config.load() == config.Settings()
+    assert sources.load() == config.Settings()
 
 
 def test_flags_win_over_the_environment_over_the_file_over_the_defaults(monkeypatch):
     write('dtype = "float16"\n[server]\nport = 2001\npreprocess_threads = 2\nmax_pixels = 5')
     monkeypatch.setenv("GEARSHIFT_SERVER__PORT", "2002")
     monkeypatch.setenv("GEARSHIFT_SERVER__PREPROCESS_THREADS", "3")
-    settings = config.load(flags={"server": {"port": 2003}})
+    settings = sources.load(flags={"server": {"port": 2003}})
     assert settings.server.port == 2003
     assert settings.server.preprocess_threads == 3
     assert settings.server.max_pixels == 5
@@ -60,7 +60,7 @@ def test_every_key_has_an_environment_variable_of_its_type(monkeypatch):
     monkeypatch.setenv("GEARSHIFT_COMPILE__DYNAMIC", "true")
     monkeypatch.setenv("GEARSHIFT_COMPILE__BATCH_BUCKETS", "[1, 8]")
     monkeypatch.setenv("GEARSHIFT_MODELS", '[{"model": "lstm", "name": "sea"}]')
-    settings = config.load()
+    settings = sources.load()
     assert (settings.mode, settings.threads) == ("compiled", 2)
     assert settings.batching.batch_timeout_ms == 1.5
     assert settings.compile.dynamic is True
@@ -72,13 +72,13 @@ def test_the_environment_may_name_the_file(monkeypatch):
     write("threads = 3", "other.toml")
     write("threads = 4")
     monkeypatch.setenv("GEARSHIFT_CONFIG", "other.toml")
-    assert config.load().threads == 3
-    assert config.load(Path("config.toml")).threads == 4
+    assert sources.load().threads == 3
+    assert sources.load(Path("config.toml")).threads == 4
 
 
 def test_a_model_named_again_by_a_flag_keeps_its_options():
     write('[[models]]\nmodel = "lstm"\nname = "sea"\n[[models]]\nmodel = "resnet50"')
-    models = config.load(flags={"models": [{"model": "lstm", "weights": "random"}]}).models
+    models = sources.load(flags={"models": [{"model": "lstm", "weights": "random"}]}).models
     assert models == (config.ModelSection(model="lstm", name="sea", weights="random"),)
 
 
@@ -174,7 +174,7 @@ def test_a_wrong_environment_is_refused(monkeypatch, name, value, line):
 
 def test_a_file_that_is_not_there_or_not_toml_is_refused():
     with pytest.raises(config.ConfigError, match=r"none\.toml: cannot be read \(No such file"):
-        config.load(Path("none.toml"))
+        sources.load(Path("none.toml"))
     assert refusal("mode =")[0].startswith("config.toml: not valid TOML: ")
 
 
@@ -182,18 +182,18 @@ def test_a_file_that_is_not_there_or_not_toml_is_refused():
 
 
 def test_settings_survive_being_written_as_toml():
-    settings = config.load(
+    settings = sources.load(
         flags={
             "mode": "compiled",
             "compile": {"batch_buckets": [2, 8], "cache_dir": 'ä "quoted" \\ path'},
             "models": [{"model": "lstm"}, {"model": "resnet50", "labels": "l.txt", "max_seq": 4}],
         }
     )
-    assert config.load(write(config.to_toml(settings), "written.toml")) == settings
+    assert sources.load(write(sources.to_toml(settings), "written.toml")) == settings
 
 
 def test_config_toml_is_the_defaults():
-    assert config.load(ROOT / "config.toml") == config.Settings()
+    assert sources.load(ROOT / "config.toml") == config.Settings()
 
 
 def test_config_toml_has_every_key_and_no_other():

@@ -30,6 +30,7 @@ from server.config import Settings
 from server.errors import GearshiftError
 from server.link import messages
 from server.link.channel import Channel, Header
+from server.progress import progress as make_progress
 from server.runtime import Runtime
 from server.types import Arrays, ModelStatus, Reply, Sample
 
@@ -85,7 +86,7 @@ class Worker:
         self._runtime = runtime
         self._models = list(make_models(settings).values())
         self._statuses = {model.name: ModelStatus(model.name) for model in self._models}
-        self._progress = logs.progress(settings.log)
+        self._progress = make_progress(settings.log)
         self._peers: set[Channel] = set()
         self._arrived: defaultdict[str, list[Arrived]] = defaultdict(list)
         self._running: dict[tuple[Channel, int], Future[Reply]] = {}

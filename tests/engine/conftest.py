@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from models.base import ServedModel
-from server.config import Settings, load
+from server.config import Settings
 from server.engine.engine import Engine, Listener
 from server.engine.environment import prepare_environment
+from server.sources import load
 from server.types import Arrays, BatchRecord, DeviceRecord, ModelStatus, Reply, Sample
 
 

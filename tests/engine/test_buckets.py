@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from models.base import ModelError
-from server.config import load
 from server.engine.buckets import make_grid, powers_of_two
+from server.sources import load
 from server.types import Bucket
 from tests.fakes import Double, Tokens
 

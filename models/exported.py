@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from models.base import Dim, ModelError, ModelSource, TensorSpec
-from models.tensors import Declaration, TensorModel, explain, shorten
+from models.tensors import Declaration, TensorModel, explain, settle, shorten
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.export import ExportedProgram
 
 _EXAMPLE = """
@@ -47,20 +47,34 @@ class TorchScriptFile(TensorModel):
             with warnings.catch_warnings():
                 # Of torch.jit.load itself; there is no other way to read these files.
                 warnings.filterwarnings("ignore", r"`torch\.jit\.load`")
-                module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
+                script: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
                     _path(self.source), map_location=device
                 )
         except (RuntimeError, ValueError, OSError) as error:
             raise _unreadable(self.source, "torch.jit.save", error) from error
-        parameters = list(module.parameters())
-        if dtype != "float32" and not parameters:
+        if dtype != "float32" and not list(script.parameters()):
             raise ModelError(
                 f"{self.source.reference}: frozen, its weights cannot be cast to {dtype}; serve it "
                 "with dtype = float32, or save it without torch.jit.freeze"
             )
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        return module.to(dtype=getattr(torch, dtype)).eval()
+        return settle(_plain(script), device, dtype)
+
+
+def _plain(script: nn.Module) -> nn.Module:
+    """The script inside a plain module, as it refuses half of what a module can do."""
+    from torch import nn
+
+    class Script(nn.Module):
+        """A TorchScript file as it is served."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.script = script
+
+        def forward(self, *inputs: Tensor) -> Any:
+            return self.script(*inputs)
+
+    return Script()
 
 
 class ExportedFile(TensorModel):

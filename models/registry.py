@@ -81,7 +81,7 @@ KINDS = {
         options="weights task revision labels max_seq",
         written="transformers:ID, hf:ID, or a path to a directory with config.json",
         example="transformers:bert-base-uncased",
-        description="Hugging Face models: embedding, sequence and token classification, fill-mask, images",
+        description="Hugging Face models: embedding, classification, fill-mask",
     ),
     "torchscript": Kind(
         target="models.exported:TorchScriptFile",

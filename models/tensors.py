@@ -52,6 +52,9 @@ class Declaration(BaseModel):
     @field_validator("inputs", "outputs")
     @classmethod
     def _are_served(cls, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        names = [spec.name for spec in specs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the names {names} have to differ")
         for spec in specs:
             if not spec.name.isidentifier() or spec.name.startswith("_"):
                 raise ValueError(f"{spec.name!r}: expected a name like input_ids")
@@ -60,7 +63,9 @@ class Declaration(BaseModel):
                     f"{spec.name}: dtype {spec.dtype!r}; expected {', '.join(_DTYPES)}"
                 )
             if spec.shape[:1] != ("batch",) or spec.shape.count("seq") > 1:
-                raise ValueError(f'{spec.name}: shape {spec.shape}; expected "batch" first')
+                raise ValueError(
+                    f'{spec.name}: shape {spec.shape}; expected "batch" first, "seq" at most once'
+                )
         return specs
 
 
@@ -147,18 +152,22 @@ class TensorModel(ServedModel):
 def _limit(declaration: Declaration, source: ModelSource) -> int | None:
     own, asked = declaration.max_seq, source.max_seq
     has_seq = any(spec.seq_axis is not None for spec in declaration.inputs)
-    if not has_seq and asked is not None:
+    if not has_seq:
+        if asked is None:
+            return None
         raise ModelError(
             f'max_seq = {asked}: {source.reference} has no input with a "seq" dimension'
         )
-    if has_seq and own is None and asked is None:
+    limit = asked or own
+    if limit is None:
         raise ModelError(
             f'{source.reference}: an input has a "seq" dimension without a limit; declare max_seq, '
             "the longest sequence it takes, or set it for the model in the configuration"
         )
-    if own is not None and asked is not None and asked > own:
-        raise ModelError(f"max_seq = {asked}: {source.reference} takes at most {own}")
-    return asked or own
+    if not declaration.min_seq <= limit <= (own or limit):
+        takes = f"{declaration.min_seq} to {own or 'any'}"
+        raise ModelError(f"max_seq = {limit}: {source.reference} takes {takes}")
+    return limit
 
 
 def _read(value: Any, spec: TensorSpec) -> Array:
@@ -189,6 +198,7 @@ def _shown(spec: TensorSpec) -> str:
 
 
 def _invent(spec: TensorSpec, shape: list[int], generator: np.random.Generator) -> Array:
+    # A mask of nothing but zeros leaves attention nothing to look at: its answer is NaN.
     if spec.dtype == "bool" or "mask" in spec.name:
         return np.ones(shape, spec.dtype)
     if spec.dtype.startswith("float"):

@@ -42,8 +42,10 @@ MONITOR_S = 0.1
 
 def serve(settings: Settings, runtime: Runtime) -> None:
     """Serve until told to stop (SIGTERM, SIGINT). Raises StartupError when no model comes up."""
+    logs.configure(settings.log, "main")
     server = build(settings, runtime)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, _interrupt)
     server.run(
         host=settings.server.host,
         port=settings.server.port,

@@ -96,10 +96,11 @@ class Engine:
         """Load, warm up, then serve, all on the executor thread; returns at once."""
         self._thread.start()
 
-    def close(self, timeout_s: float) -> None:
-        """Finish what is queued and stop; gives up waiting after `timeout_s`."""
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is queued and stop. False when that takes longer than `timeout_s`."""
         self._batcher.close()
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def statuses(self) -> list[ModelStatus]:
         """What is known of each model now."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STOP_S = 1.0
+
 Told = TypeVar("Told")
 
 
@@ -97,18 +99,20 @@ class Worker:
         loop = asyncio.get_running_loop()
         path = self._runtime.worker_socket
         path.unlink(missing_ok=True)
-        orphaned = asyncio.Event()
         parent = multiprocessing.parent_process()
         assert parent is not None, "LitServe spawns the worker"
-        loop.add_reader(parent.sentinel, orphaned.set)
+        stop = asyncio.Event()
+        loop.add_reader(parent.sentinel, stop.set)  # readable once the main process is gone
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
         async with await loop.create_unix_server(self._accept, str(path)):
             self._engine = await asyncio.to_thread(
                 make_engine, self._models, self._settings, self, loop
             )
             self._engine.start()
-            await orphaned.wait()
-        log.warning("the main process is gone; the worker stops")
-        os._exit(1)
+            await stop.wait()
+        self._progress.close()
+        if not self._engine.close(STOP_S):
+            os._exit(1)  # the executor is in the middle of something: compiling, most likely
 
     # From the engine.
 

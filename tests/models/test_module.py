@@ -149,7 +149,7 @@ def test_the_sample_knows_its_fields(write):
 def test_max_seq_can_be_lowered_but_not_raised(write):
     write(RANKER)
     assert create("mine.ranking:Ranker", name="m", max_seq=4).max_seq == 4
-    with pytest.raises(ModelError, match=r"max_seq = 7: mine\.ranking:Ranker takes at most 6"):
+    with pytest.raises(ModelError, match=r"max_seq = 7: mine\.ranking:Ranker takes 1 to 6"):
         create("mine.ranking:Ranker", name="m", max_seq=7)
 
 
@@ -205,6 +205,7 @@ def test_what_is_no_model_is_explained(write, text, says):
         ('TensorSpec("x", "bfloat16", ("batch",))', "dtype 'bfloat16'; expected bool, uint8"),
         ('TensorSpec("x y", "int64", ("batch",))', "expected a name like input_ids"),
         ('TensorSpec("x", "int64", ("batch", "seq"))', "declare max_seq"),
+        ('TensorSpec("x", "int8", ("batch",)), TensorSpec("x", "int8", ("batch",))', "differ"),
         ('"x"', r"inputs\.0"),
     ],
 )

@@ -1,6 +1,7 @@
 """Transformers models, by task: what they answer, compared with the libraries' own pipelines."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -20,22 +21,7 @@ from models.base import BadSample, ModelError, ModelSource
 from models.transformers import MiniLM, create
 from tests.models.batches import answers, run
 
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sat",
-    "ran",
-    "on",
-    "mat",
-    "is",
-    "it",
-    "good",
-    "paris",
-    "in",
-    "##s",
-]
+WORDS = re.findall(r"\S+", "the a cat dog sat ran on mat is it good paris in ##s , .")
 LETTERS = [chr(code) for code in range(97, 123)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = {
@@ -89,6 +75,7 @@ def write_tokenizer(directory):
     tokenizer.enable_padding(length=48)  # as many files have it; must not show
     tokenizer.save(str(directory / "tokenizer.json"))
     names = {f"{t.strip('[]').lower()}_token": t for t in SPECIAL}
+    names["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30, **names}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
@@ -397,6 +384,7 @@ IMAGE_SETTINGS = [
         "image_processor_type": "ConvNextImageProcessor",
         "size": {"shortest_edge": 28},
         "crop_pct": 0.875,
+        "resample": 3,
     },
 ]
 

@@ -5,6 +5,7 @@ Their numbers come from preprocessor_config.json, as the image processors of tra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ from models.scores import labels_of
 if TYPE_CHECKING:
     from torch import nn
 
+PROCESSORS = (
+    "Beit, Bit, CLIP, ConvNext, DeiT, MobileNetV1, MobileNetV2, PoolFormer, Pvt, Segformer, "
+    "Siglip, ViT"
+)
+"""What `read_transform` reads as they do; the others have steps of their own."""
 WARPED_FROM = 384
 """ConvNeXt's processor stops cropping at this size."""
 
@@ -41,15 +47,17 @@ class ImageClassification(ImageModel):
                 f"{self.source.reference}: no preprocessor_config.json in {snapshot.directory}; "
                 "write one with the model's image processor: save_pretrained(directory)"
             )
-        return read_transform({"size": getattr(config, "image_size", 224)})
+        size = getattr(config, "image_size", 224)
+        return read_transform({"image_processor_type": "ViTImageProcessor", "size": size})
 
 
 def read_transform(settings: Mapping[str, Any]) -> Transform:
     """The transform that a preprocessor_config.json means. Raises ModelError."""
-    if abs(settings.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
+    kind = settings.get("image_processor_type") or settings.get("feature_extractor_type") or ""
+    if re.sub("(ImageProcessor|FeatureExtractor).*", "", kind) not in PROCESSORS.split(", "):
         raise ModelError(
-            f"preprocessor_config.json: rescale_factor = {settings['rescale_factor']}; "
-            "served are models of pixels scaled by 1/255"
+            f"preprocessor_config.json: image_processor_type = {kind!r}; "
+            f"served are the image processors of {PROCESSORS}"
         )
     resize, crop = _sizes(settings)
     normalized = settings.get("do_normalize", True)

@@ -77,12 +77,12 @@ class LSTMForecaster(ServedModel):
         return {"forecast": outputs["forecast"]}
 
     def example(self, batch: int, seq: int) -> Arrays:
-        """Noisy years; the first series as long as `seq`, the others at least half of it."""
+        """Noisy years; the first series as long as `seq`, the others up to that."""
         rng = np.random.default_rng(0)
         months = np.arange(seq)
         noise = rng.normal(0, 0.5, (batch, seq))
         series = 23 + 3 * np.sin(2 * np.pi * months / 12) + noise
-        length = rng.integers(max(1, seq // 2), seq, batch, endpoint=True)
+        length = rng.integers(min(SHORTEST, seq), seq, batch, endpoint=True)
         length[0] = seq
         series[months >= length[:, None]] = 0
         return {"series": series.astype(np.float32), "length": length}

@@ -202,9 +202,11 @@ def _invent(spec: TensorSpec, shape: list[int], generator: np.random.Generator) 
     if spec.dtype == "bool" or "mask" in spec.name:
         return np.ones(shape, spec.dtype)
     if spec.dtype.startswith("float"):
-        return generator.standard_normal(shape).astype(spec.dtype)
+        values = generator.standard_normal(shape).astype(spec.dtype)
+        return values.clip(*spec.limits) if spec.limits else values
     # 0 and 1 are valid tokens, segments and categories alike, however few of them there are.
-    return generator.integers(0, 2, shape).astype(spec.dtype)
+    lowest, highest = spec.limits or (0, 1)
+    return generator.integers(lowest, highest, shape, endpoint=True).astype(spec.dtype)
 
 
 def check_weights(source: ModelSource) -> None:

@@ -29,7 +29,7 @@ class TextSample(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     text: Text
-    """The text."""
+    """The text, up to 100,000 characters whatever becomes of them."""
     truncate: bool = False
     """Cut a text that has more tokens than the model takes. Without it such a text is refused."""
 

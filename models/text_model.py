@@ -151,9 +151,10 @@ def _limit(snapshot: hub.Snapshot, model: Any, source: ModelSource) -> int:
         snapshot.read("tokenizer_config.json").get("model_max_length"),
         pretrained.positions(model) or getattr(model.config, "max_position_embeddings", None),
     )
-    own = min((int(claim) for claim in claims if claim and claim < NO_LIMIT), default=None)
-    if own is None and source.max_seq is None:
+    known = (int(claim) for claim in claims if claim and claim < NO_LIMIT)
+    own = min(known, default=source.max_seq)
+    if own is None:
         raise ModelError(f"{source.reference}: its files set no limit of length; set `max_seq`")
-    if own is not None and source.max_seq is not None and source.max_seq > own:
+    if source.max_seq is not None and source.max_seq > own:
         raise ModelError(f"max_seq = {source.max_seq}: {source.reference} takes up to {own}")
-    return source.max_seq or own or 0
+    return source.max_seq or own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +31,7 @@ from server.config import Settings
 from server.latency import LatencyWindow
 from server.link.client import WorkerClient
 from server.link.worker import WorkerAPI
+from server.orphans import die_with_parent
 from server.runtime import Runtime, StartupError
 
 log = logging.getLogger(__name__)
@@ -38,13 +39,15 @@ log = logging.getLogger(__name__)
 PUBLISH_S = 1.0
 KEPT_ROUTES = ("/openapi.json", "/docs", "/docs/oauth2-redirect")
 MONITOR_S = 0.1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(settings: Settings, runtime: Runtime) -> None:
     """Serve until told to stop (SIGTERM, SIGINT). Raises StartupError when no model comes up."""
     logs.configure(settings.log, "main")
     server = build(settings, runtime)
-    for stop in (signal.SIGTERM, signal.SIGINT):
+    os.register_at_fork(after_in_child=_in_child)
+    for stop in STOP_SIGNALS:
         signal.signal(stop, _interrupt)
     server.run(
         host=settings.server.host,
@@ -135,6 +138,11 @@ async def _publish(window: LatencyWindow) -> None:
 
 def _interrupt(_: int, __: FrameType | None) -> None:
     # LitServe's orderly way out hangs on KeyboardInterrupt; on a plain SIGTERM it leaves orphans.
-    # An API process inherits this handler, and uvicorn raises its signal again at its own end.
-    if multiprocessing.parent_process() is None:
-        raise KeyboardInterrupt
+    raise KeyboardInterrupt
+
+
+def _in_child() -> None:
+    """In what LitServe forks: the API processes and its manager."""
+    die_with_parent()
+    for stop in STOP_SIGNALS:
+        signal.signal(stop, signal.SIG_DFL)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from models.base import ServedModel
+from models.base import ModelError, ServedModel
 from server.config import Settings
 from server.engine import memory
 from server.engine.batching import Batcher, Pending
@@ -129,6 +129,8 @@ class Engine:
                 self._bring_up()
                 while (work := self._batcher.next()) is not None:
                     self._step(*work)
+        except (StartFailed, ModelError) as error:
+            self._listener.failed(error)
         except Exception as error:  # the last edge: whoever started the engine must hear of it
             log.exception("the executor stopped")
             self._listener.failed(error)

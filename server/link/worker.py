@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import os
 import signal
 from collections import defaultdict
@@ -30,6 +29,7 @@ from server.config import Settings
 from server.errors import GearshiftError
 from server.link import messages
 from server.link.channel import Channel, Header
+from server.orphans import die_with_parent
 from server.progress import progress as make_progress
 from server.runtime import Runtime
 from server.types import Arrays, ModelStatus, Reply, Sample
@@ -67,6 +67,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
     def __call__(self, lit_api: WorkerAPI, *_: Any) -> None:
         # A terminal's Ctrl+C goes to every process; the main process decides when the worker ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent()
         logs.configure(lit_api.settings.log, "worker")
         uvloop.run(Worker(lit_api.settings, lit_api.runtime).run())
 
@@ -95,14 +96,11 @@ class Worker:
         self._engine: Engine | None = None
 
     async def run(self) -> None:
-        """Listen, start the engine, serve until the main process ends this one or is gone."""
+        """Listen, start the engine, serve until SIGTERM: the main process ends or is gone."""
         loop = asyncio.get_running_loop()
         path = self._runtime.worker_socket
         path.unlink(missing_ok=True)
-        parent = multiprocessing.parent_process()
-        assert parent is not None, "LitServe spawns the worker"
         stop = asyncio.Event()
-        loop.add_reader(parent.sentinel, stop.set)  # readable once the main process is gone
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         async with await loop.create_unix_server(self._accept, str(path)):
             self._engine = await asyncio.to_thread(

@@ -23,9 +23,9 @@ RANKER = """
 class Ranker(nn.Module):
     inputs = (
         TensorSpec("ids", "int64", ("batch", "seq"), pad_value=-1),
-        TensorSpec("price", "float32", ("batch",)),
+        TensorSpec("price", "float32", ("batch",), limits=(1, 2)),
         TensorSpec("mask", "bool", ("batch", "seq")),
-        TensorSpec("shade", "uint8", ("batch",)),
+        TensorSpec("shade", "uint8", ("batch",), limits=(40, 49)),
     )
     outputs = (
         TensorSpec("score", "float32", ("batch", 2)),
@@ -102,6 +102,9 @@ def test_examples_fit_the_declaration_and_are_always_the_same(write):
     shapes = {name: array.shape for name, array in example.items()}
     assert shapes == {"ids": (3, 5), "price": (3,), "mask": (3, 5), "shade": (3,)}
     assert example["mask"].all()
+    assert set(example["ids"].flat) == {0, 1}
+    assert all(1 <= price <= 2 for price in example["price"])
+    assert all(40 <= shade <= 49 for shade in example["shade"])
     module(*map(torch.from_numpy, example.values()))
     again = create("mine.ranking:Ranker", name="m").example(3, 5)
     assert all(np.array_equal(again[name], example[name]) for name in example)

@@ -87,7 +87,7 @@ class ServedModel(ABC):
     preprocess_inline: bool = False
     """True when preprocess is cheaper than a hop to the thread pool (some 50 microseconds)."""
 
-    sample: ClassVar[type[BaseModel]]
+    sample: type[BaseModel]
     """The JSON of one sample."""
     raw_bodies: ClassVar[Mapping[str, str]] = {}
     """Media types a request body may have as it is, and the sample field it becomes:

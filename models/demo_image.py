@@ -9,8 +9,8 @@ from importlib import util
 from typing import TYPE_CHECKING
 
 from models.base import ModelError, ModelSource
+from models.checkpoint import read_weights, seeded, settle
 from models.image import ImageModel, Transform, imagenet_labels
-from models.tensors import read_weights, seeded, settle
 
 if TYPE_CHECKING:
     import torch

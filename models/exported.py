@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from models.base import Dim, ModelError, ModelSource, TensorSpec
-from models.tensors import Declaration, TensorModel, explain, settle, shorten
+from models.checkpoint import settle, shorten
+from models.tensors import Declaration, TensorModel, explain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -19,8 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 
 from models.base import Arrays, BadSample, ModelError, ModelSource, ServedModel, TensorSpec
+from models.checkpoint import check_weights
 from models.scores import softmax
-from models.tensors import check_weights
 
 TOP = 5
 MAX_ASPECT = 100

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from models.base import Arrays, BadSample, ModelError, ModelSource, ServedModel, TensorSpec
-from models.tensors import check_weights, load_weights, seeded, settle
+from models.checkpoint import check_weights, load_weights, seeded, settle
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +43,7 @@ class LSTMForecaster(ServedModel):
     preprocess_inline = True
     inputs = (
         TensorSpec("series", "float32", ("batch", "seq")),
-        TensorSpec("length", "int64", ("batch",)),
+        TensorSpec("length", "int64", ("batch",), limits=(1, LONGEST)),
     )
     outputs = (TensorSpec("forecast", "float32", ("batch", HORIZON)),)
     min_seq = SHORTEST

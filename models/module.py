@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from models.base import ModelError, ModelSource, ServedModel
-from models.tensors import (
-    Declaration,
-    TensorModel,
-    check_weights,
-    explain,
-    load_weights,
-    seeded,
-    settle,
-)
+from models.checkpoint import check_weights, load_weights, seeded, settle
+from models.tensors import Declaration, TensorModel, explain
 
 if TYPE_CHECKING:
     from torch import nn

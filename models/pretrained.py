@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.base import ModelError
+from models.checkpoint import read_weights, seeded, settle
 from models.hub import Snapshot
-from models.tensors import read_weights, seeded, settle
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -57,7 +57,7 @@ BUILT_IN = {
         options="weights max_seq",
         written="lstm",
         example="lstm",
-        description="Forecaster of series of any length, with weights in the repository",
+        description="Forecaster of monthly series (12 to 128 values), weights in the repository",
     ),
 }
 

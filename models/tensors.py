@@ -1,15 +1,11 @@
-"""Named tensors from outside: samples as nested lists, weights as files, checked by declaration.
+"""Named tensors from outside: samples as nested lists, checked against a declaration.
 
 `TensorModel` is everything a model needs beside its module when its samples are plain tensors.
-torch is imported by the functions that a `load` calls, and by nothing else.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -22,18 +18,13 @@ from pydantic import (
     create_model,
     field_validator,
 )
-from safetensors import SafetensorError
 
 from models.base import Arrays, BadSample, ModelError, ModelSource, ServedModel, TensorSpec
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    pass
 
 Array = np.ndarray[Any, Any]
-
-UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError)
-"""What reading a file of weights raises when it is none."""
 
 _DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 _TAKES = {"b": ("booleans", "b"), "i": ("integers", "iu"), "u": ("integers", "iu")}
@@ -112,7 +103,7 @@ class TensorModel(ServedModel):
         self.inputs, self.outputs = declaration.inputs, declaration.outputs
         self.max_seq, self.min_seq = limit, declaration.min_seq
         # Its own and not the class's: two files served side by side differ in their inputs.
-        self.sample = sample_type(declaration.inputs)  # type: ignore[misc]
+        self.sample = sample_type(declaration.inputs)
 
     def describe(self) -> dict[str, Any]:
         return self._declaration.model_dump(mode="json")
@@ -207,76 +198,3 @@ def _invent(spec: TensorSpec, shape: list[int], generator: np.random.Generator) 
     # 0 and 1 are valid tokens, segments and categories alike, however few of them there are.
     lowest, highest = spec.limits or (0, 1)
     return generator.integers(lowest, highest, shape, endpoint=True).astype(spec.dtype)
-
-
-def check_weights(source: ModelSource) -> None:
-    """Raises ModelError when `weights` is a path to nothing, or to what is never read."""
-    if source.weights in ("default", "random"):
-        return
-    path = Path(source.weights).expanduser()
-    if not path.is_file():
-        raise ModelError(
-            f"weights = {source.weights}: no such file; expected default, random, or a path to "
-            "a .safetensors or .pth file"
-        )
-    if path.suffix not in (".safetensors", ".pth", ".pt"):
-        raise ModelError(
-            f"weights = {source.weights}: expected a .safetensors file, or a .pth file with a "
-            "state dict"
-        )
-
-
-def read_weights(path: str) -> dict[str, torch.Tensor]:
-    """The state dict of a file: safetensors, or a pickle that may hold tensors only."""
-    import safetensors.torch
-    import torch
-
-    file = Path(path).expanduser()
-    try:
-        if file.suffix == ".safetensors":
-            return safetensors.torch.load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
-        raise ModelError(f"weights = {path}: not a file of weights: {shorten(error)}") from error
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise ModelError(
-            f"weights = {path}: expected a state dict, names to tensors; write one with "
-            "torch.save(module.state_dict(), PATH)"
-        )
-    return state
-
-
-def load_weights(module: nn.Module, path: str, rename: Callable[[str], str] = str) -> None:
-    """Fill the module with the weights of a file, every one of them. Raises ModelError."""
-    state = read_weights(path)
-    for name in list(state):
-        state[rename(name)] = state.pop(name)
-    try:
-        module.load_state_dict(state)
-    except (RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"weights = {path}: not the weights of this {type(module).__name__}: {shorten(error)}"
-        ) from error
-
-
-def shorten(error: Exception) -> str:
-    """The beginning of what torch says, which may be a line for every layer."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:300]} ..."
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """Inside, torch's random numbers are the same every time; outside, none are used up."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def settle(module: nn.Module, device: str, dtype: str) -> nn.Module:
-    """The module as `ServedModel.load` promises it."""
-    import torch
-
-    return module.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)

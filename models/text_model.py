@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from models import hub, pretrained
-from models.base import Arrays, ModelError, ModelSource, ServedModel, TensorSpec
-from models.tensors import check_weights
+from models.base import Arrays, Dim, ModelError, ModelSource, ServedModel, TensorSpec
+from models.checkpoint import check_weights
 from models.text import TextSample, Tokens
 
 if TYPE_CHECKING:
@@ -104,10 +104,13 @@ class TextModel(ServedModel):
 
     def encoder_inputs(self) -> tuple[TensorSpec, ...]:
         """The inputs of the encoder itself, by its own names."""
+        shape: tuple[Dim, Dim] = ("batch", "seq")
         specs = (
-            TensorSpec("input_ids", "int64", ("batch", "seq"), self.facts.pad_id),
-            TensorSpec("attention_mask", "int64", ("batch", "seq")),
-            TensorSpec("token_type_ids", "int64", ("batch", "seq")),
+            TensorSpec(
+                "input_ids", "int64", shape, self.facts.pad_id, (0, self.facts.vocab_size - 1)
+            ),
+            TensorSpec("attention_mask", "int64", shape, limits=(0, 1)),
+            TensorSpec("token_type_ids", "int64", shape, limits=(0, 1)),
         )
         return specs if self.facts.token_types else specs[:2]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.base import ModelError
+from models.checkpoint import UNREADABLE, seeded, settle, shorten
 from models.image import ImageModel, Transform, imagenet_labels
-from models.tensors import UNREADABLE, seeded, settle, shorten
 
 if TYPE_CHECKING:
     from torch import nn

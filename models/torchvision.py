@@ -10,8 +10,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from models.base import ModelError, ModelSource
+from models.checkpoint import UNREADABLE, load_weights, seeded, settle, shorten
 from models.image import DATA, ImageModel, Transform
-from models.tensors import UNREADABLE, load_weights, seeded, settle, shorten
 
 if TYPE_CHECKING:
     from torch import nn

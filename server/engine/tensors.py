@@ -67,15 +67,15 @@ def _shape(spec: TensorSpec, bucket: Bucket) -> tuple[int, ...]:
 
 def _write_rows(rows: NdArray, spec: TensorSpec, samples: Sequence[Arrays]) -> None:
     axis = spec.seq_axis
-    for row, sample in zip(rows, samples, strict=False):
+    for row, sample in enumerate(samples):
         array = sample[spec.name]
         if axis is None:
-            row[...] = array
+            rows[row] = array
             continue
         length = array.shape[axis]
         before = (slice(None),) * axis
-        row[(*before, slice(length))] = array
-        row[(*before, slice(length, None))] = spec.pad_value
+        rows[row][(*before, slice(length))] = array
+        rows[row][(*before, slice(length, None))] = spec.pad_value
     rows[len(samples) :] = rows[0]
 
 

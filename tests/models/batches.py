@@ -9,9 +9,12 @@ from torch import nn
 
 from models.base import Arrays, ServedModel, TensorSpec
 
+Served = tuple[ServedModel, nn.Module]
 
-def answers(model: ServedModel, module: nn.Module, payloads: Sequence[dict[str, Any]]) -> list[Any]:
+
+def answers(served: Served, payloads: Sequence[dict[str, Any]]) -> list[Any]:
     """What a client gets for each payload when all of them are in one batch."""
+    model, module = served
     samples = [model.preprocess(payload) for payload in payloads]
     inputs = {spec.name: _stacked(spec, samples) for spec in model.inputs}
     outputs = run(model, module, inputs)
@@ -24,7 +27,7 @@ def answers(model: ServedModel, module: nn.Module, payloads: Sequence[dict[str, 
     ]
 
 
-def run(model: ServedModel, module: nn.Module, inputs: Arrays) -> Arrays:
+def run(model: ServedModel, module: Any, inputs: Arrays) -> Arrays:
     """The named outputs of a batch of inputs, floats cast as the server casts them."""
     dtype = next(module.parameters()).dtype
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in model.inputs]

@@ -23,7 +23,7 @@ def forecasts(payloads, model=None, dtype="float32"):
     model = model or make()
     return [
         np.array(answer["forecast"])
-        for answer in answers(model, model.load("cpu", dtype), payloads)
+        for answer in answers((model, model.load("cpu", dtype)), payloads)
     ]
 
 

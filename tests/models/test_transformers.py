@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = {
     token: i for i, token in enumerate([*SPECIAL, *WORDS, *LETTERS, *(f"##{c}" for c in LETTERS)])
 }
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": len(VOCAB),
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -78,8 +79,12 @@ def write_tokenizer(directory):
     tokenizer.enable_padding(length=48)  # as many files have it; must not show
     tokenizer.save(str(directory / "tokenizer.json"))
     names = {f"{t.strip('[]').lower()}_token": t for t in SPECIAL}
-    names["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30, **names}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 10**30,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        **names,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
@@ -124,9 +129,9 @@ def test_minilm_embeds_as_sentence_transformers_does(minilm):
     texts = ["", "a", "How are you?", "The cat sat on the mat. " * 20, "beyond the limit " * 200]
     payloads = [{"text": text, "truncate": True} for text in texts]
     expected = SentenceTransformer(model.source.reference, device="cpu").encode(texts)
-    padded = answers(model, module, payloads)
+    padded = answers((model, module), payloads)
     for payload, one, reference in zip(payloads, padded, expected, strict=True):
-        (alone,) = answers(model, module, [payload])
+        (alone,) = answers((model, module), [payload])
         assert np.abs(one["embedding"] - reference).max() < 1e-5
         assert np.abs(alone["embedding"] - reference).max() < 1e-5
 
@@ -161,8 +166,8 @@ def test_other_weights_than_those_of_the_demo_are_refused(monkeypatch, tmp_path)
 def test_padding_changes_no_answer(task, tmp_path):
     model, module = loaded(save(tmp_path, HEADS[task]))
     payloads = texts_for(task)
-    for payload, together in zip(payloads, answers(model, module, payloads), strict=True):
-        (alone,) = answers(model, module, [payload])
+    for payload, together in zip(payloads, answers((model, module), payloads), strict=True):
+        (alone,) = answers((model, module), [payload])
         assert flat(alone) == pytest.approx(flat(together), abs=1e-5)
 
 
@@ -233,21 +238,21 @@ def test_random_weights_need_a_config_alone(task, tmp_path):
     model, module = loaded(tmp_path, weights="random")
     again = loaded(tmp_path, weights="random")
     assert model.random_weights
-    assert flat(answers(model, module, payloads)) == flat(answers(*again, payloads))
+    assert flat(answers((model, module), payloads)) == flat(answers(again, payloads))
 
 
 def test_a_file_of_weights_is_used_in_place_of_the_models_own(tmp_path):
     trained = save(tmp_path / "trained", HEADS["fill-mask"])
-    expected = answers(*loaded(trained), texts_for("fill-mask"))
+    expected = answers(loaded(trained), texts_for("fill-mask"))
     other = save(tmp_path / "other", HEADS["fill-mask"], initializer_range=0.1)
     model = loaded(other, weights=str(trained / "model.safetensors"))
-    assert flat(answers(*model, texts_for("fill-mask"))) == pytest.approx(flat(expected), abs=1e-6)
+    assert flat(answers(model, texts_for("fill-mask"))) == pytest.approx(flat(expected), abs=1e-6)
 
 
 def test_half_precision_gives_nearly_the_same_vectors(tmp_path):
     directory = save(tmp_path, initializer_range=0.02)
     full, half = (
-        answers(*loaded(directory, dtype), texts_for("embedding"))
+        answers(loaded(directory, dtype), texts_for("embedding"))
         for dtype in ("float32", "bfloat16")
     )
     assert np.allclose(flat(full), flat(half), atol=0.05)
@@ -269,8 +274,8 @@ def test_positions_that_start_after_the_padding_are_not_counted(tmp_path):
     assert model.max_seq == 63
     assert [spec.name for spec in model.inputs] == ["input_ids", "attention_mask"]
     longest = {"text": "cat " * 100, "truncate": True}
-    alone = answers(model, module, [{"text": "cat"}])
-    assert flat(answers(model, module, [longest, {"text": "cat"}])[1]) == pytest.approx(
+    alone = answers((model, module), [{"text": "cat"}])
+    assert flat(answers((model, module), [longest, {"text": "cat"}])[1]) == pytest.approx(
         flat(alone), abs=1e-5
     )
 
@@ -279,7 +284,7 @@ def test_architectures_without_fused_attention_are_served(tmp_path):
     config = transformers.MPNetConfig(**TINY, pad_token_id=0)
     transformers.MPNetModel(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    assert answers(*loaded(tmp_path), [{"text": "cat"}])
+    assert answers(loaded(tmp_path), [{"text": "cat"}])
 
 
 # One task at a time.
@@ -293,7 +298,7 @@ def test_embeddings_are_pooled_as_modules_json_says(mode, normalize, tmp_path):
     reference = SentenceTransformer(modules=parts, device="cpu")
     reference.save(str(tmp_path / "st"))
     vectors = [
-        answer["embedding"] for answer in answers(*loaded(tmp_path / "st"), texts_for("embedding"))
+        answer["embedding"] for answer in answers(loaded(tmp_path / "st"), texts_for("embedding"))
     ]
     assert np.allclose(vectors, reference.encode(TEXTS), atol=1e-5)
 
@@ -306,7 +311,7 @@ def test_the_default_prompt_of_an_embedding_model_goes_before_each_text(tmp_path
         modules=parts, device="cpu", prompts=prompts, default_prompt_name="query"
     )
     reference.save(str(tmp_path / "st"))
-    got = answers(*loaded(tmp_path / "st"), texts_for("embedding"))
+    got = answers(loaded(tmp_path / "st"), texts_for("embedding"))
     vectors = [answer["embedding"] for answer in got]
     assert np.allclose(vectors, reference.encode(TEXTS), atol=1e-5)
 
@@ -331,7 +336,7 @@ def test_pooling_that_is_not_served_is_refused(tmp_path):
 def test_sequence_classification_scores_as_the_pipeline_does(config, tmp_path):
     save(tmp_path, HEADS["sequence-classification"], **config)
     expected = pipeline("text-classification", tmp_path)(TEXTS, top_k=None)
-    got = answers(*loaded(tmp_path), texts_for("sequence-classification"))
+    got = answers(loaded(tmp_path), texts_for("sequence-classification"))
     for answer, reference in zip(got, expected, strict=True):
         assert flat(answer["labels"]) == pytest.approx(flat(reference), abs=1e-5)
 
@@ -341,14 +346,14 @@ def test_a_pair_is_judged_together(tmp_path):
     expected = pipeline("text-classification", tmp_path)(
         {"text": TEXTS[0], "text_pair": TEXTS[1]}, top_k=None
     )
-    (got,) = answers(*loaded(tmp_path), [{"text": TEXTS[0], "text_pair": TEXTS[1]}])
+    (got,) = answers(loaded(tmp_path), [{"text": TEXTS[0], "text_pair": TEXTS[1]}])
     assert flat(got["labels"]) == pytest.approx(flat(expected), abs=1e-5)
 
 
 def test_token_classification_finds_what_the_pipeline_finds(tmp_path):
     save(tmp_path, HEADS["token-classification"], id2label={0: "PER", 1: "LOC", 2: "ORG"})
     reference = pipeline("token-classification", tmp_path)
-    got = answers(*loaded(tmp_path), texts_for("token-classification"))
+    got = answers(loaded(tmp_path), texts_for("token-classification"))
     for text, answer in zip(TEXTS, got, strict=True):
         expected = [
             {
@@ -368,7 +373,7 @@ def test_fill_mask_finds_what_the_pipeline_finds(tmp_path):
     save(tmp_path, HEADS["fill-mask"])
     text = "the [MASK] sat on the [MASK] in paris"
     expected = pipeline("fill-mask", tmp_path)(text)
-    (got,) = answers(*loaded(tmp_path), [{"text": text}])
+    (got,) = answers(loaded(tmp_path), [{"text": text}])
     found = [[(c["token"], c["score"]) for c in mask] for mask in got["masks"]]
     wanted = [[(c["token_str"], c["score"]) for c in mask] for mask in expected]
     assert flat(found) == pytest.approx(flat(wanted), abs=1e-5)
@@ -422,7 +427,7 @@ def test_image_classification_finds_what_the_pipeline_finds(tmp_path):
     transformers.ViTImageProcessor(size={"height": 32, "width": 48}).save_pretrained(tmp_path)
     save_resnet(tmp_path)
     expected = pipeline("image-classification", tmp_path)(photo())
-    (got,) = answers(*loaded(tmp_path), [{"image": png(photo())}])
+    (got,) = answers(loaded(tmp_path), [{"image": png(photo())}])
     assert [label["label"] for label in got["labels"]] == [e["label"] for e in expected]
     for label, reference in zip(got["labels"], expected, strict=True):
         assert label["score"] == pytest.approx(reference["score"], abs=1e-3)
@@ -439,7 +444,7 @@ def test_only_random_weights_go_without_an_image_processor(tmp_path):
     with pytest.raises(ModelError, match=r"no preprocessor_config\.json"):
         loaded(tmp_path)
     model, module = loaded(tmp_path, weights="random")
-    (answer,) = answers(model, module, [{"image": png(photo())}])
+    (answer,) = answers((model, module), [{"image": png(photo())}])
     assert {label["label"] for label in answer["labels"]} == {"cat", "dog", "fish"}
 
 
@@ -448,8 +453,8 @@ def test_only_random_weights_go_without_an_image_processor(tmp_path):
 
 def test_the_task_is_what_the_architecture_is_for_unless_another_is_asked_for(tmp_path):
     save(tmp_path, HEADS["fill-mask"])
-    assert "masks" in answers(*loaded(tmp_path), texts_for("fill-mask"))[0]
-    assert "embedding" in answers(*loaded(tmp_path, task="embedding"), texts_for("embedding"))[0]
+    assert "masks" in answers(loaded(tmp_path), texts_for("fill-mask"))[0]
+    assert "embedding" in answers(loaded(tmp_path, task="embedding"), texts_for("embedding"))[0]
 
 
 def test_an_unknown_task_is_answered_with_the_known_ones(tmp_path):
@@ -503,7 +508,7 @@ def test_a_hub_model_is_served_from_the_cache_without_a_network(offline):
     save(cached / "snapshots" / "abc123", HEADS["embedding"])
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc123")
-    assert answers(*loaded("somebody/tiny"), texts_for("embedding"))
+    assert answers(loaded("somebody/tiny"), texts_for("embedding"))
 
 
 def test_a_revision_of_a_local_directory_is_refused(tmp_path):
@@ -518,7 +523,7 @@ def test_labels_are_for_image_classifiers(tmp_path):
 
 def test_bert_base_with_random_weights_needs_no_files_at_all(offline):
     model, module = loaded("bert-base-uncased", weights="random")
-    (answer,) = answers(model, module, [{"text": "any [MASK] will do"}])
+    (answer,) = answers((model, module), [{"text": "any [MASK] will do"}])
     assert model.max_seq == 512
     assert len(answer["masks"][0]) == 5
     assert sum(weight.numel() for weight in module.parameters()) > 100_000_000

@@ -1,39 +1,49 @@
 # One image for CPU and CUDA: PyPI's torch for Linux x86-64 brings its own CUDA libraries, and runs
-# on the CPU where there is no GPU. With a wheel index of CPU builds the image is 4 GB smaller:
-#   docker build --build-arg PIP_INDEX_URL=<index of CPU builds> -t gearshift .
+# on the CPU where there is no GPU. With an index of CPU builds beside PyPI the image is 4 GB
+# smaller: docker build --build-arg PIP_EXTRA_INDEX_URL=<index of CPU builds> -t gearshift .
 #
 #   docker run --rm -p 8000:8000 -v gearshift-cache:/cache gearshift --mode compiled
 #   docker run --rm -p 8000:8000 -v gearshift-cache:/cache --gpus all gearshift --mode compiled
+#
+# Only /cache and /tmp are written to: add --read-only --tmpfs /tmp where that is wanted.
 
-FROM python:3.11-slim-bookworm AS build
-ARG PIP_INDEX_URL
+FROM python:3.11-slim-bookworm AS dependencies
+ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
-# The dependencies first: they change less often than the code.
-COPY pyproject.toml constraints.txt README.md ./
-RUN mkdir -p server/api server/link server/engine models \
-    && touch server/__init__.py models/__init__.py \
-    && pip install --no-cache-dir -c constraints.txt '.[demo]' \
-    && pip uninstall -y gearshift
+# Without the code, which changes more often than these gigabytes.
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    print(*project['dependencies'], *project['optional-dependencies']['demo'], sep='\n')" \
+    > requirements.txt \
+    && pip install --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM dependencies AS package
+COPY README.md ./
 COPY server server
 COPY models models
-RUN pip install --no-cache-dir --no-deps .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim-bookworm
-# Inductor (CPU) needs a C++ compiler, Triton (CUDA) a C compiler; both need Python.h, which this
-# base image has, and libgomp.
+# Inductor (CPU) needs a C++ compiler, Triton (CUDA) a C compiler. Python.h, which both include, is
+# in the base image.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends g++ libgomp1 \
+    && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home gearshift \
     && install -d -m 0700 -o gearshift -g gearshift /cache
-COPY --from=build /opt/venv /opt/venv
+COPY --from=dependencies /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+RUN --mount=type=bind,from=package,source=/dist,target=/dist \
+    pip install --no-cache-dir --no-deps /dist/*.whl
 COPY config.toml /app/config.toml
 WORKDIR /app
-USER gearshift
-ENV PATH=/opt/venv/bin:$PATH \
-    PYTHONUNBUFFERED=1 \
+# By number: Kubernetes cannot tell that a name is not root.
+USER 10001:10001
+# XDG_CACHE_HOME is where downloaded weights go.
+ENV PYTHONUNBUFFERED=1 \
+    XDG_CACHE_HOME=/cache \
     GEARSHIFT_COMPILE__CACHE_DIR=/cache/gearshift \
     GEARSHIFT_SERVER__HOST=0.0.0.0
 VOLUME /cache

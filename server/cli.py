@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,6 +25,9 @@ from server import __version__, config, sources
 from server.catalogue import make_models
 from server.engine.environment import prepare_environment
 from server.runtime import StartupError, runtime
+
+if TYPE_CHECKING:
+    from server.engine.bench import Comparison, Latencies
 
 BAD_CONFIG = 2
 STARTUP_FAILED = 3
@@ -64,6 +68,10 @@ VERSION = typer.Option(
     callback=_print_version,
     is_eager=True,
 )
+
+
+BATCH = typer.Option(help="Batch size to measure; repeatable. Default: 1.", min=1)
+SEQ = typer.Option(help="Sequence length to measure; repeatable. Default: 32.", min=1)
 
 
 @app.callback(invoke_without_command=True)
@@ -172,11 +180,65 @@ def _run(settings: config.Settings) -> None:
 @app.command()
 def models() -> None:
     """List what can be served and how to write it."""
-    rows = registry.describe_catalogue()
+    _print_table(
+        ("kind", "how to write it", "example", "what it is"), registry.describe_catalogue()
+    )
+
+
+@app.command()
+def bench(
+    file: Annotated[Path | None, CONFIG] = None,
+    model: Annotated[list[str] | None, MODEL] = None,
+    weights: Annotated[str | None, _key("models.weights", "default|random|PATH")] = None,
+    device: Annotated[str | None, _key("device", "auto|cpu|cuda[:N]")] = None,
+    dtype: Annotated[str | None, _key("dtype", "auto|float32|bfloat16|float16")] = None,
+    threads: Annotated[int | None, _key("threads")] = None,
+    batch: Annotated[list[int] | None, BATCH] = None,
+    seq: Annotated[list[int] | None, SEQ] = None,
+    seconds: Annotated[float, typer.Option(help="Measuring time of a bucket, both modes.")] = 5.0,
+) -> None:
+    """Compare eager and compiled without HTTP: latency of a batch, its answers, compile time."""
+    flags = {"device": device, "dtype": dtype, "threads": threads}
+    tables = {"models": _models(model or [], weights)}
+    settings = _load(file, _given({**flags, **tables, "log": {"level": "warning"}}))
+    header = ("model", "bucket", "eager p50 ms", "compiled p50 ms", "speed-up", "compile s")
+    try:
+        prepare_environment(settings)
+        from server.engine.bench import compare  # heavy: torch
+
+        rows = [
+            _bench_row(row)
+            for one in make_models(settings).values()
+            for row in compare(one, settings, batch or [1], seq or [32], seconds)
+        ]
+    except (config.ConfigError, ModelError) as error:
+        _fail(STARTUP_FAILED, str(error))
+    _print_table((*header, "max abs difference"), rows)
+
+
+def _bench_row(row: Comparison) -> tuple[str, ...]:
+    if row.status.state != "compiled":
+        return (row.model, str(row.bucket), _ms(row.eager), "-", "-", "-", row.status.reason or "")
+    return (
+        row.model,
+        str(row.bucket),
+        _ms(row.eager),
+        _ms(row.compiled),
+        f"{row.speedup:.2f}",
+        f"{row.status.compile_s:.1f}",
+        f"{row.status.parity_max_abs_error:.0e}",
+    )
+
+
+def _ms(latencies: Latencies) -> str:
+    return f"{latencies.quantile(0.5) * 1e3:.2f}"
+
+
+def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     if not sys.stdout.isatty():
-        typer.echo("\n".join("\t".join(row) for row in rows))
+        typer.echo("\n".join("\t".join(row) for row in (header, *rows)))
         return
-    table = Table("kind", "how to write it", "example", "what it is")
+    table = Table(*header)
     for row in rows:
         table.add_row(*row)
     Console(markup=False, highlight=False).print(table)

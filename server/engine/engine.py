@@ -23,6 +23,7 @@ from server.engine.batching import Batcher, Pending
 from server.engine.buckets import Grid, make_grid
 from server.engine.capture import Evidence
 from server.engine.contract import BatchResult, Loaded, Runner
+from server.engine.devices import StartFailed, pick_device, pick_dtype
 from server.engine.environment import configure_thread
 from server.engine.runner import make_runner
 from server.engine.tensors import seq_length
@@ -41,10 +42,6 @@ from server.types import (
 log = logging.getLogger(__name__)
 
 DEVICE_EVERY_S = 1.0
-
-
-class StartFailed(Exception):
-    """A model could not be loaded, or a bucket failed and `compile.on_failure` is "refuse"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class Engine:
         self._settings = settings
         self._listener = listener
         self._device = torch.device("cpu")
-        self._dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        self._dtype = pick_dtype(settings.dtype)
         self._lanes = {
             model.name: Lane(model, ModelStatus(model.name, mode=self._mode)) for model in models
         }
@@ -245,19 +242,6 @@ class Engine:
                 graph_replays=self._evidence.replays,
             )
         )
-
-
-def pick_device(wanted: str) -> torch.device:
-    """The device of a configuration. Raises StartFailed when it is not there."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise StartFailed(
-            f"device = {wanted!r}: torch sees {torch.cuda.device_count()} CUDA devices; "
-            'use device = "cpu", or a build of torch and a driver that see it'
-        )
-    return device
 
 
 def _padding_ratio(model: ServedModel, batch: Sequence[Pending], result: BatchResult) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.base import ModelError
-from server.engine.engine import StartFailed
+from server.engine.devices import StartFailed
 from server.engine.tensors import rows_of
 from server.errors import DeadlineExceeded, InferenceFailed, NotReady, UnknownModel
 from server.types import Sample

@@ -5,7 +5,9 @@
 #   docker run --rm -p 8000:8000 -v gearshift-cache:/cache gearshift --mode compiled
 #   docker run --rm -p 8000:8000 -v gearshift-cache:/cache --gpus all gearshift --mode compiled
 #
-# Only /cache and /tmp are written to: add --read-only --tmpfs /tmp where that is wanted.
+# Only /cache and /tmp are written to: add --read-only --tmpfs /tmp where that is wanted. An engine
+# kills 10 s after it asked to stop; with --stop-timeout 40 every admitted request gets its answer
+# first (server.drain_timeout_s).
 
 FROM python:3.11-slim-bookworm AS dependencies
 ARG PIP_EXTRA_INDEX_URL
@@ -26,10 +28,10 @@ COPY models models
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim-bookworm
-# Inductor (CPU) needs a C++ compiler, Triton (CUDA) a C compiler. Python.h, which both include, is
-# in the base image.
+# Inductor (CPU) calls g++ and openssl, Triton (CUDA) gcc, which comes with g++. Python.h, which
+# both include, is in the base image.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends g++ \
+    && apt-get install -y --no-install-recommends g++ openssl \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home gearshift \
     && install -d -m 0700 -o gearshift -g gearshift /cache

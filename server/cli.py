@@ -1,6 +1,7 @@
 """The command line: flags over the configuration, every refusal as a text and an exit code.
 
     0  stopped cleanly, or printed what was asked for
+    1  `doctor` found something that blocks compiling
     2  the configuration, a flag or a model reference cannot be used
     3  the server could not start
 
@@ -9,6 +10,7 @@ Imports nothing heavy before the configuration is known to be good: `--help` ans
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -29,6 +31,7 @@ from server.runtime import StartupError, runtime
 if TYPE_CHECKING:
     from server.engine.bench import Comparison, Latencies
 
+BLOCKED = 1
 BAD_CONFIG = 2
 STARTUP_FAILED = 3
 
@@ -36,6 +39,8 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 def main() -> None:
+    # From the first moment: as process 1 of a container a signal without a handler is ignored.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app(prog_name="serve")
 
 
@@ -175,6 +180,8 @@ def _run(settings: config.Settings) -> None:
         _fail(BAD_CONFIG, str(error))
     except StartupError as error:
         _fail(STARTUP_FAILED, str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit from None  # stopped before it was all up: cleanly, too
 
 
 @app.command()
@@ -198,9 +205,7 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Measuring time of a bucket, both modes.")] = 5.0,
 ) -> None:
     """Compare eager and compiled without HTTP: latency of a batch, its answers, compile time."""
-    flags = {"device": device, "dtype": dtype, "threads": threads}
-    tables = {"models": _models(model or [], weights)}
-    settings = _load(file, _given({**flags, **tables, "log": {"level": "warning"}}))
+    settings = _tool_settings(file, _models(model or [], weights), device, dtype, threads)
     header = ("model", "bucket", "eager p50 ms", "compiled p50 ms", "speed-up", "compile s")
     try:
         prepare_environment(settings)
@@ -214,6 +219,53 @@ def bench(
     except (config.ConfigError, ModelError) as error:
         _fail(STARTUP_FAILED, str(error))
     _print_table((*header, "max abs difference"), rows)
+
+
+@app.command()
+def doctor(
+    file: Annotated[Path | None, CONFIG] = None,
+    model: Annotated[list[str] | None, MODEL] = None,
+    weights: Annotated[str | None, _key("models.weights", "default|random|PATH")] = None,
+    device: Annotated[str | None, _key("device", "auto|cpu|cuda[:N]")] = None,
+    dtype: Annotated[str | None, _key("dtype", "auto|float32|bfloat16|float16")] = None,
+    threads: Annotated[int | None, _key("threads")] = None,
+    batch: Annotated[list[int] | None, BATCH] = None,
+    seq: Annotated[list[int] | None, SEQ] = None,
+    seconds: Annotated[float, typer.Option(help="Measuring time of a bucket, both modes.")] = 2.0,
+) -> None:
+    """Say what compiling lacks on this machine; with --model, what it buys there.
+
+    Exit code 1: something blocks it, and a server would serve eager.
+    """
+    settings = _tool_settings(file, _models(model or [], weights), device, dtype, threads)
+    try:
+        prepare_environment(settings)
+        from server import doctor  # heavy: torch
+
+        findings = doctor.examine(settings)
+        _print_table(doctor.FINDINGS, map(doctor.finding_row, findings))
+        if doctor.blocks(findings):
+            raise typer.Exit(BLOCKED)
+        for one in make_models(settings).values() if model else ():
+            _print_table(doctor.GRAPHS, doctor.graph_rows(one, settings))
+            rows = doctor.verdict_rows(one, settings, batch or [1], seq or [32], seconds)
+            _print_table(doctor.VERDICTS, rows)
+    except config.ConfigError as error:
+        _fail(BAD_CONFIG, str(error))
+    except ModelError as error:
+        _fail(STARTUP_FAILED, str(error))
+
+
+def _tool_settings(
+    file: Path | None,
+    models: list[dict[str, str]] | None,
+    device: str | None,
+    dtype: str | None,
+    threads: int | None,
+) -> config.Settings:
+    """For a command that serves nothing and prints its result."""
+    flags = {"device": device, "dtype": dtype, "threads": threads, "models": models}
+    return _load(file, _given({**flags, "log": {"level": "warning"}}))
 
 
 def _bench_row(row: Comparison) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -26,6 +26,11 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 class ConfigError(Exception):
     """The configuration cannot be used; one problem a line: key, value, remedy."""
+
+
+def _from_environment(value: Any) -> Any:
+    """A boolean in a place that takes other words too: the environment has texts only."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 class Section(BaseModel):
@@ -82,13 +87,17 @@ class CompileSection(Section):
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
     ] = "reduce-overhead"
     """torch.compile's own `mode`. CUDA graphs need `reduce-overhead` or `max-autotune`."""
-    dynamic: bool = False
-    """One kernel set for all shapes (quicker start) instead of one a bucket (faster kernels)."""
+    dynamic: Annotated[Literal[True, False, "batch"], BeforeValidator(_from_environment)] = False
+    """Compile once for all shapes (quicker start) instead of once a bucket (faster kernels);
+    `batch`: once for all batch sizes of a sequence length."""
     batch_buckets: tuple[PositiveInt, ...] = ()
     """Batch sizes to compile; the largest must be `batching.max_batch_size`. Empty: powers of 2."""
     seq_buckets: tuple[PositiveInt, ...] = ()
     """Sequence lengths to compile; the largest must be the model's limit. Empty: powers of 2
     from 16."""
+    timeout_s: PositiveFloat = 600.0
+    """Longest that one bucket may take to compile and prove, in seconds. One that takes longer is
+    served eager, after a restart of the worker."""
     on_failure: Literal["eager", "refuse"] = "eager"
     """A bucket that cannot be compiled or gives other answers: serve it eager, or refuse to
     start."""
@@ -142,6 +151,9 @@ class Settings(BaseSettings):
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type the weights are cast to. `auto` is float32: nothing gets less precise unasked."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Least that float32 matrix products are computed in, in either mode: `highest` float32, `high`
+    TF32, `medium` bfloat16, where the hardware has them."""
     threads: Annotated[int, Field(ge=0)] = 0
     """torch's CPU threads in the worker. 0: one for each CPU this process may use."""
     server: ServerSection = ServerSection()

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from server import __version__
 from server.errors import Outcome
 from server.latency import WINDOW_S, LatencyWindow
-from server.types import BatchRecord, DeviceRecord, ModelStatus, Reply
+from server.types import BatchRecord, BucketStatus, DeviceRecord, ModelStatus, Reply
 
 # Fine where compiled models live (below 10 ms), then doubling to half a minute.
 DURATION_BOUNDARIES_S = (
@@ -103,6 +103,48 @@ WARMUP_SECONDS = Gauge(
 PARITY_ERROR = Gauge(
     "gearshift_parity_max_abs_error",
     "Largest absolute difference between compiled and eager outputs, seen at warm-up.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+PARITY_COSINE = Gauge(
+    "gearshift_parity_cosine_similarity",
+    "Smallest cosine similarity of compiled and eager outputs, seen at warm-up.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+BUCKET_COMPILED = Gauge(
+    "gearshift_bucket_compiled",
+    "1 when a bucket is proven and served compiled, 0 when it is served eager.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+GRAPHS = Gauge(
+    "gearshift_compiled_graphs",
+    "Compiled graphs that one batch of a bucket runs; more than 1 is a model compiled in parts.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+GRAPH_BREAKS = Gauge(
+    "gearshift_graph_breaks",
+    "Where the compiler leaves the model, per bucket.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+CACHE_HIT = Gauge(
+    "gearshift_compile_cache_hit",
+    "1 when all code of a bucket came from the cache, 0 when some was compiled.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+REPLAYS_PER_BATCH = Gauge(
+    "gearshift_graph_replays_per_batch",
+    "CUDA graphs that one batch of a bucket replays. CUDA only.",
+    ["model", "mode", "bucket"],
+    multiprocess_mode="livemostrecent",
+)
+GRAPH_POOL = Gauge(
+    "gearshift_bucket_graph_pool_bytes",
+    "Growth of the CUDA graphs' memory pool when a bucket was recorded. CUDA only.",
     ["model", "mode", "bucket"],
     multiprocess_mode="livemostrecent",
 )
@@ -196,10 +238,22 @@ def record_status(status: ModelStatus) -> None:
     if status.warmup_s is not None:
         WARMUP_SECONDS.labels(*labels).set(status.warmup_s)
     for bucket in status.buckets:
-        if bucket.compile_s is not None:
-            COMPILE_SECONDS.labels(*labels, bucket.bucket).set(bucket.compile_s)
-        if bucket.parity_max_abs_error is not None:
-            PARITY_ERROR.labels(*labels, bucket.bucket).set(bucket.parity_max_abs_error)
+        for gauge, value in _evidence(bucket):
+            if value is not None:
+                gauge.labels(*labels, bucket.bucket).set(value)
+
+
+def _evidence(bucket: BucketStatus) -> Iterable[tuple[Gauge, float | None]]:
+    is_done = bucket.state in ("compiled", "eager")
+    yield BUCKET_COMPILED, bucket.state == "compiled" if is_done else None
+    yield COMPILE_SECONDS, bucket.compile_s
+    yield CACHE_HIT, None if bucket.cache is None else bucket.cache == "hit"
+    yield GRAPHS, bucket.graphs
+    yield GRAPH_BREAKS, bucket.graph_breaks
+    yield REPLAYS_PER_BATCH, bucket.replays_per_call
+    yield GRAPH_POOL, bucket.graph_pool_bytes
+    yield PARITY_ERROR, bucket.parity_max_abs_error
+    yield PARITY_COSINE, bucket.parity_cosine
 
 
 class _Quantiles(Collector):

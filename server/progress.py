@@ -119,7 +119,8 @@ def _bucket_step(bucket: BucketStatus, now: ModelStatus) -> tuple[int, str]:
         return logging.WARNING, f"bucket {bucket.bucket} stays eager {done}: {bucket.reason}"
     return (
         logging.INFO,
-        f"bucket {bucket.bucket} {bucket.state} in {_seconds(_spent(bucket))} {done}",
+        f"bucket {bucket.bucket} {bucket.state} in {_seconds(_spent(bucket))} {done}"
+        + (f": {bucket.note}" if bucket.note else ""),
     )
 
 
@@ -175,28 +176,28 @@ def _finite(value: Any) -> Any:
 
 def _summary(status: ModelStatus) -> list[tuple[str, ...]]:
     unmeasured = "-" if status.device.startswith("cuda") else "no CUDA"
-    header: tuple[str, ...] = (
-        "bucket",
-        "state",
-        "compile s",
-        "warm-up s",
-        "parity error",
-        "replays",
-        "reason",
-    )
-    return [header] + [
-        (
-            bucket.bucket,
-            bucket.state,
-            _cell(bucket.compile_s, ".1f"),
-            _cell(bucket.warmup_s, ".1f"),
-            _cell(bucket.parity_max_abs_error, ".1e"),
-            unmeasured if bucket.replays_per_call is None else str(bucket.replays_per_call),
-            bucket.reason or "",
-        )
-        for bucket in status.buckets
+    columns: dict[str, Callable[[BucketStatus], str]] = {
+        "bucket": lambda bucket: bucket.bucket,
+        "state": lambda bucket: bucket.state,
+        "compile s": lambda bucket: _cell(bucket.compile_s, ".1f"),
+        "warm-up s": lambda bucket: _cell(bucket.warmup_s, ".1f"),
+        "cache": lambda bucket: bucket.cache or "-",
+        "graphs": lambda bucket: _cell(bucket.graphs, "d"),
+        "breaks": lambda bucket: _cell(bucket.graph_breaks, "d"),
+        "replays": lambda bucket: _cell(bucket.replays_per_call, "d", unmeasured),
+        "pool MB": lambda bucket: _cell(_mb(bucket.graph_pool_bytes), ".1f", unmeasured),
+        "parity error": lambda bucket: _cell(bucket.parity_max_abs_error, ".1e"),
+        "judged by": lambda bucket: bucket.parity_rule or "-",
+        "remark": lambda bucket: bucket.reason or bucket.note or "",
+    }
+    return [tuple(columns)] + [
+        tuple(show(bucket) for show in columns.values()) for bucket in status.buckets
     ]
 
 
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _mb(size: int | None) -> float | None:
+    return None if size is None else size / 1e6
+
+
+def _cell(value: float | None, form: str, unmeasured: str = "-") -> str:
+    return unmeasured if value is None else format(value, form)

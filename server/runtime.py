@@ -1,4 +1,5 @@
-"""The private directory of one running server: the worker's socket, metric files, a last word.
+"""The private directory of one running server: the worker's socket, metric files, words left
+for others.
 
 Made before anything else is imported, because prometheus_client looks for its directory at import;
 removed at the end. Knows nothing of what the others keep in it.
@@ -6,6 +7,7 @@ removed at the end. Knows nothing of what the others keep in it.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -43,6 +45,22 @@ class Runtime:
     def fail(self, reason: str) -> None:
         """Leave word, for the main process, why the server cannot go on."""
         (self.directory / "failure").write_text(reason, encoding="utf-8")
+
+    def give_up(self, model: str, bucket: str, reason: str) -> None:
+        """Leave word, for the next worker, of a bucket that it must not compile."""
+        with self._given_up.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([model, bucket, reason]) + "\n")
+
+    def given_up(self) -> dict[tuple[str, str], str]:
+        """Why not to compile, by model and bucket, as earlier workers left word."""
+        if not self._given_up.exists():
+            return {}
+        lines = self._given_up.read_text(encoding="utf-8").splitlines()
+        return {(model, bucket): reason for model, bucket, reason in map(json.loads, lines)}
+
+    @property
+    def _given_up(self) -> Path:
+        return self.directory / "given-up"
 
     def failure(self) -> str | None:
         """The word that was left, if any."""

@@ -14,6 +14,8 @@ Mode = Literal["eager", "compiled"]
 Arrays = dict[str, np.ndarray[Any, Any]]
 ModelState = Literal["loading", "warming", "ready", "failed"]
 BucketState = Literal["pending", "compiling", "compiled", "eager"]
+CacheUse = Literal["hit", "miss", "bypass"]
+ParityRule = Literal["float64", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,29 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class BucketStatus:
-    """What is known of one bucket. Seconds; `None` where it was not measured (yet)."""
+    """What is known of one bucket; `None` where it was not measured (yet), or there is no CUDA.
+
+    `reason` says why it is served eager, `note` what a compiled one leaves out. `graphs` and
+    `replays_per_call` are compiled graphs and CUDA graphs that one call runs. `cache` is None when
+    the code of another bucket serves this one too. The RMSEs are to what `parity_rule` names.
+    """
 
     bucket: str
     state: BucketState = "pending"
     reason: str | None = None
+    note: str | None = None
     compile_s: float | None = None
     warmup_s: float | None = None
+    cache: CacheUse | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
     replays_per_call: int | None = None
+    graph_pool_bytes: int | None = None
+    parity_rule: ParityRule | None = None
     parity_max_abs_error: float | None = None
+    parity_rmse: float | None = None
+    parity_eager_rmse: float | None = None
+    parity_cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

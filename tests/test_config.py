@@ -1,10 +1,11 @@
 """The configuration: what wins, what is refused and how, and that file and docs name every key."""
 
+import json
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 from pydantic_core import PydanticUndefined
@@ -133,6 +134,10 @@ def test_every_problem_gets_a_line_with_key_value_remedy_and_origin(monkeypatch)
             "mode = 'auto': not available yet; use 'eager' or 'compiled' (from config.toml)",
         ),
         (
+            '[compile]\ndynamic = "seq"',
+            "compile.dynamic = 'seq': input should be True, False or 'batch' (from config.toml)",
+        ),
+        (
             "[compile]\nbatch_buckets = [1, 4]",
             "compile.batch_buckets = [1, 4]: the largest must be batching.max_batch_size = 8;"
             " add 8 or change max_batch_size",
@@ -232,8 +237,8 @@ def type_name(annotation) -> str:
     kinds = [kind for kind in get_args(annotation) if kind not in (type(None), ...)]
     if get_origin(annotation) is tuple:
         return f"list of {type_name(kinds[0])}"
-    if all(isinstance(kind, str) for kind in kinds) and kinds:
-        return ", ".join(f'`"{kind}"`' for kind in kinds)
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{json.dumps(kind)}`" for kind in kinds)
     names = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
     plain = kinds[0] if kinds else annotation
     return names.get(getattr(plain, "__origin__", plain), "table")

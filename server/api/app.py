@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -47,8 +48,9 @@ def serve(settings: Settings, runtime: Runtime) -> None:
     logs.configure(settings.log, "main")
     server = build(settings, runtime)
     os.register_at_fork(after_in_child=_in_child)
-    for stop in STOP_SIGNALS:
-        signal.signal(stop, _interrupt)
+    stop = Stop(server)
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
     server.run(
         host=settings.server.host,
         port=settings.server.port,
@@ -136,13 +138,27 @@ async def _publish(window: LatencyWindow) -> None:
         window.publish()
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
-    # LitServe's orderly way out hangs on KeyboardInterrupt; on a plain SIGTERM it leaves orphans.
-    raise KeyboardInterrupt
+class Stop:
+    """What a signal does to the main process: the first asks LitServe to end, the second ends it.
+
+    LitServe itself leaves orphans behind on SIGTERM.
+    """
+
+    def __init__(self, server: LitServer) -> None:
+        self._server = server
+        self._asked = False
+
+    def __call__(self, _: int, __: FrameType | None) -> None:
+        ended = self._server._shutdown_event
+        if self._asked or ended is None:
+            raise KeyboardInterrupt
+        self._asked = True
+        # From a thread: the event lives in another process, and this thread is in a call to it.
+        threading.Thread(target=ended.set).start()
 
 
 def _in_child() -> None:
     """In what LitServe forks: the API processes and its manager."""
     die_with_parent()
-    for stop in STOP_SIGNALS:
-        signal.signal(stop, signal.SIG_DFL)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)

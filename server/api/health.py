@@ -86,6 +86,9 @@ def _progress(status: ModelStatus) -> dict[str, Any]:
         "served_eager": {
             bucket.bucket: bucket.reason for bucket in status.buckets if bucket.state == "eager"
         },
+        "partly_compiled": {
+            bucket.bucket: bucket.note for bucket in status.buckets if bucket.note is not None
+        },
     }
 
 

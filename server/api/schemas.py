@@ -206,6 +206,7 @@ def _status_schemas() -> Schema:
         buckets_done=_INTEGER,
         buckets_total=_INTEGER,
         served_eager=_map_of({"type": ["string", "null"]}),
+        partly_compiled=_map_of(_STRING),
     )
     return {
         **status["$defs"],

@@ -31,6 +31,11 @@ class Grid:
         """The padded length of a sample of length `seq`."""
         return _at_least(self.seqs, seq)
 
+    def shortest(self, seq: int, least: int) -> int:
+        """The shortest length that is padded to `seq`, `least` being the model's own."""
+        at = self.seqs.index(seq)
+        return self.seqs[at - 1] + 1 if at else min(seq, least)
+
     def largest_first(self) -> list[Bucket]:
         """All buckets in the order they are warmed up: later captures reuse freed memory."""
         return [Bucket(b, s) for s in reversed(self.seqs) for b in reversed(self.batches)]

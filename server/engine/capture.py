@@ -1,4 +1,4 @@
-"""Evidence: what compiled, what was recorded, what was replayed, and why CUDA graphs were skipped.
+"""Evidence: what compiled, what came from a cache, what was recorded and replayed, what was not.
 
 Counts events of this process; knows no models and no buckets. Made once, on the executor thread.
 """
@@ -6,18 +6,48 @@ Counts events of this process; knows no models and no buckets. Made once, on the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
+from torch._inductor.output_code import CompiledFxGraph
+
+from server.types import CacheUse
 
 SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Running counts of this process; the difference of two is what happened between them."""
+
+    compiles: int
+    replays: int
+    graph_breaks: int
+    cache_hits: int
+    cache_misses: int
+    cache_bypasses: int
+
+    def __sub__(self, earlier: Counts) -> Counts:
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Counts(*(now - then for now, then in pairs))
+
+    @property
+    def cache(self) -> CacheUse | None:
+        """Where the code came from; None when nothing was compiled."""
+        if self.cache_misses:
+            return "miss"
+        if self.cache_bypasses:
+            return "bypass"
+        return "hit" if self.cache_hits else None
+
+
 class Evidence:
-    """Running counts of compile events, graphs and CUDA-graph replays; read before and after."""
+    """Counts of compile events, cache use and CUDA-graph replays; read before and after."""
 
     def __init__(self) -> None:
         self.compiles = 0
@@ -27,10 +57,37 @@ class Evidence:
         logging.getLogger(SKIP_LOGGER).addHandler(_Collect(self.skip_reasons))
         self._count_replays()
 
-    @property
-    def graphs(self) -> int:
-        """Graphs that Dynamo has handed to the compiler so far."""
-        return int(counters["stats"]["unique_graphs"])
+    def counts(self) -> Counts:
+        """All counts now."""
+        inductor, autograd = counters["inductor"], counters["aot_autograd"]
+        return Counts(
+            compiles=self.compiles,
+            replays=self.replays,
+            graph_breaks=sum(counters["graph_break"].values()),
+            cache_hits=inductor["fxgraph_cache_hit"] + autograd["autograd_cache_hit"],
+            # What AOTAutograd's cache misses may still be found, compiled, in Inductor's.
+            cache_misses=inductor["fxgraph_cache_miss"],
+            cache_bypasses=inductor["fxgraph_cache_bypass"],
+        )
+
+    @contextmanager
+    def graph_calls(self) -> Iterator[list[None]]:
+        """Collects one entry for each compiled graph that runs inside: what Dynamo really took.
+
+        Counted only here, so that serving pays nothing.
+        """
+        calls: list[None] = []
+        original: Callable[..., Any] = CompiledFxGraph.__call__
+
+        def call(graph: CompiledFxGraph, *args: Any) -> Any:
+            calls.append(None)
+            return original(graph, *args)
+
+        setattr(CompiledFxGraph, "__call__", call)  # noqa: B010 - mypy refuses the assignment
+        try:
+            yield calls
+        finally:
+            setattr(CompiledFxGraph, "__call__", original)  # noqa: B010
 
     def _on_compile(self, *_: Any) -> None:
         # Dynamo compiles and CUDA-graph recordings both come here (callback_trigger tells which).

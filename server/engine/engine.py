@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,13 +21,16 @@ from models.base import ModelError, ServedModel
 from server.config import Settings
 from server.engine import memory
 from server.engine.batching import Batcher, Pending
+from server.engine.blocked import BlockedRunner
 from server.engine.buckets import Grid, make_grid
 from server.engine.capture import Evidence
 from server.engine.contract import BatchResult, Loaded, Runner
 from server.engine.devices import StartFailed, pick_device, pick_dtype
 from server.engine.environment import configure_thread
+from server.engine.preflight import blocking_reason
 from server.engine.runner import make_runner
 from server.engine.tensors import seq_length
+from server.engine.thread_state import kept
 from server.errors import InferenceFailed, NotReady, UnknownModel
 from server.types import (
     BatchRecord,
@@ -42,6 +46,7 @@ from server.types import (
 log = logging.getLogger(__name__)
 
 DEVICE_EVERY_S = 1.0
+NOTHING_SKIPPED: Mapping[tuple[str, str], str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,19 @@ class Lane:
 class Engine:
     """Serves several models from one executor thread on one device."""
 
-    def __init__(self, models: Sequence[ServedModel], settings: Settings, listener: Listener):
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        settings: Settings,
+        listener: Listener,
+        skipped: Mapping[tuple[str, str], str] = NOTHING_SKIPPED,
+    ) -> None:
+        """`skipped` (model, bucket) are served eager without a try, for the reason given."""
         assert settings.mode != "auto", "auto is resolved by whoever starts engines"
         self._mode: Mode = settings.mode
         self._settings = settings
         self._listener = listener
+        self._skipped = skipped
         self._device = torch.device("cpu")
         self._dtype = pick_dtype(settings.dtype)
         self._lanes = {
@@ -139,6 +152,7 @@ class Engine:
         torch.compiler.set_stance("default")  # another engine in this process may have ended
         for lane in lanes:
             self._load(lane, evidence)
+        self._preflight([lane for lane in lanes if lane.runner and lane.runner.buckets])
         for lane in lanes:
             self._warm_up(lane)
         if evidence.compiles:
@@ -153,10 +167,18 @@ class Engine:
         started = time.perf_counter()
         dtype = str(self._dtype).removeprefix("torch.")
         self._tell(lane, device=str(self._device), dtype=dtype)
-        module = lane.model.load(str(self._device), dtype).requires_grad_(False)
+        with kept():
+            module = lane.model.load(str(self._device), dtype).requires_grad_(False)
+        if any(part.training for part in module.modules()):
+            module.eval()  # only where it is needed: an exported module refuses to be asked
         lane.grid = make_grid(self._settings, lane.model)
         loaded = Loaded(lane.model, module, self._device, self._dtype, lane.grid)
-        lane.runner = make_runner(self._mode, loaded, self._settings.compile, evidence)
+        skipped = {
+            bucket: reason
+            for (model, bucket), reason in self._skipped.items()
+            if model == lane.model.name
+        }
+        lane.runner = make_runner(self._mode, loaded, self._settings.compile, evidence, skipped)
         lane.weight_bytes = memory.weight_bytes(module)
         self._tell(
             lane,
@@ -165,6 +187,12 @@ class Engine:
             mode=lane.runner.mode,
             buckets=tuple(BucketStatus(str(bucket)) for bucket in lane.runner.buckets),
         )
+
+    def _preflight(self, compiling: Sequence[Lane]) -> None:
+        reason = blocking_reason(self._settings, self._device) if compiling else None
+        for lane in compiling:
+            if reason is not None and lane.runner is not None:
+                lane.runner = BlockedRunner(lane.runner, lane.model, reason)
 
     def _warm_up(self, lane: Lane) -> None:
         assert lane.runner is not None, "warm-up comes after load"

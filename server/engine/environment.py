@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from server.config import ConfigError, Settings
@@ -21,50 +22,102 @@ RECOMPILE_LIMIT = 4096
 def prepare_environment(settings: Settings) -> None:
     """The compiler's cache directory, private to this user, and the thread counts.
 
-    Raises ConfigError when the directory cannot be made or is open to others.
+    Raises ConfigError when others can write to the directory. One that cannot be made is left to
+    preflight: eager serves without it.
     """
-    cache = private_directory(settings.compile.cache_dir.expanduser())
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    cache = cache_directory(settings)
+    if cache is not None:
+        _make(cache)
+        _refuse_others(cache)
+        os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    # torch makes this directory when it is imported, also to run eager: it has to get one.
+    inductor = Path("/") if cache is None else _make(cache / "inductor")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cpu_count()))
     os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_count())
     # Some of torch's modules ask getpass for a user, which fails for a uid without a name.
     os.environ.setdefault("USER", f"uid-{os.getuid()}")
 
 
-def private_directory(path: Path) -> Path:
-    """`path`, made with mode 0700: code that is loaded from it is trusted."""
+def cache_directory(settings: Settings) -> Path | None:
+    """`compile.cache_dir`; None where it is below `~` and this user has no home."""
+    try:
+        return settings.compile.cache_dir.expanduser()
+    except RuntimeError:
+        return None
+
+
+def _make(path: Path) -> Path:
+    """`path`, made with mode 0700; where it cannot be made, the nearest directory above it."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
-    except OSError as error:
-        raise ConfigError(
-            f"compile.cache_dir = {path}: cannot be made ({error.strerror}); name a writable one"
-        ) from None
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    except OSError:
+        return next(above for above in path.parents if os.path.isdir(above))
+    return path
+
+
+def _refuse_others(path: Path) -> None:
+    """Code that is loaded from `path` is trusted: nobody else may put any there."""
+    if not os.path.isdir(path):
+        return
+    found = path.stat()
+    # What root owns is as safe as the interpreter; that it cannot be written to, preflight says.
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"compile.cache_dir = {path}: others can write to it, and its content is run as code; "
             "name one that only this user can write to (mode 0700)"
         )
-    return path
 
 
 def cpu_count() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0))
+    """CPUs this process may use: those it may run on, or fewer where a cgroup limits its time."""
+    usable = len(os.sched_getaffinity(0))
+    return min(usable, cgroup_cpus() or usable)
+
+
+def cgroup_cpus(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Whole CPUs, at least one, that the tightest `cpu.max` around this process allows."""
+    lines = own.read_text().splitlines() if own.exists() else []
+    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    limits = [
+        limit
+        for path in paths
+        for level in (root / path, *(root / path).parents)
+        if level.is_relative_to(root) and (limit := _read_limit(level / "cpu.max")) is not None
+    ]
+    return min(limits, default=None)
+
+
+def _read_limit(file: Path) -> int | None:
+    """`max 100000` is no limit; `150000 100000`, one and a half CPUs, is one whole CPU."""
+    quota, _, period = (file.read_text() if file.exists() else "max").partition(" ")
+    return None if quota.strip() == "max" else max(1, int(quota) // int(period))
+
+
+def _keep_temporary_files_private(settings: Settings) -> None:
+    """Compilers' temporary files beside the cache, where they are private and outlive the process.
+
+    torch keeps its precompiled header, which takes seconds to make, in a directory of the system's
+    temporary one that others can guess and a container does not keep.
+    """
+    cache = cache_directory(settings)
+    if cache is None or _make(cache / "tmp") != cache / "tmp":
+        return  # preflight says why
+    os.environ["TMPDIR"] = tempfile.tempdir = str(cache / "tmp")
 
 
 def configure_thread(settings: Settings) -> None:
     """torch's settings for the calling thread, which from then on runs every model."""
+    _keep_temporary_files_private(settings)
     import torch
     import torch._dynamo.config
-    import torch._inductor.config
 
     torch.set_num_threads(settings.threads or cpu_count())
     torch.set_grad_enabled(False)
+    torch.set_float32_matmul_precision(settings.matmul_precision)
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
     # oneDNN has an LSTM kernel that Inductor calls; on CUDA it would unroll the time steps.
     torch._dynamo.config.allow_rnn = not torch.cuda.is_available()
-    # Strict: what cannot be in a CUDA graph is a reason, not a silent partition without one.
-    torch._inductor.config.graph_partition = False

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-import torch
+from types import MappingProxyType
 
 from server.config import CompileSection
 from server.engine.capture import Evidence
+from server.engine.compiling import Strictness, compile_module, mark_dynamic, wants_cuda_graphs
 from server.engine.contract import BatchResult, Loaded, Report, Runner
+from server.engine.reference import in_float64
 from server.engine.tensors import Staging, named_outputs, rows_of, seq_length, split
+from server.engine.thread_state import kept
 from server.engine.warmup import Proof
 from server.types import Arrays, Bucket, BucketStatus, Mode
 
 log = logging.getLogger(__name__)
 
 GUARD_FAILURE = "Detected recompile"  # how torch's error under `fail_on_recompile` begins
+NOTHING_SKIPPED: Mapping[str, str] = MappingProxyType({})
 
 
 class EagerRunner:
@@ -44,7 +47,8 @@ class EagerRunner:
         lengths = [seq_length(loaded.model, sample) for sample in samples]
         shape = Bucket(len(samples), max(lengths))
         inputs = Staging(loaded.model, shape, loaded.device, loaded.dtype).fill(samples)
-        outputs = named_outputs(loaded.model, loaded.module(*inputs))
+        with kept():
+            outputs = named_outputs(loaded.model, loaded.module(*inputs))
         rows = split(loaded.model, outputs, lengths)
         return BatchResult(
             outputs=rows,
@@ -64,26 +68,70 @@ class CompiledRunner:
 
     mode: Mode = "compiled"
 
-    def __init__(self, loaded: Loaded, compiling: CompileSection, evidence: Evidence) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        section: CompileSection,
+        evidence: Evidence,
+        skipped: Mapping[str, str],
+    ) -> None:
         self._loaded = loaded
+        self._section = section
+        self._skipped = skipped
         self.buckets: Sequence[Bucket] = loaded.grid.largest_first()
         self._eager = EagerRunner(loaded)
         self._evidence = evidence
-        self._compiled = torch.compile(
-            loaded.module, mode=compiling.torch_mode, dynamic=compiling.dynamic, fullgraph=True
-        )
+        self._strictness = Strictness()
+        self._compiled = compile_module(loaded.module, section.torch_mode, self._strictness)
+        self._loosened: list[str] = []
         self._staging: dict[Bucket, Staging] = {}
         self._unproven: dict[Bucket, str] = {}
 
     def warm_up(self, report: Report) -> None:
         """Compile, run, prove and compare every bucket, largest first."""
-        proof = Proof(self._loaded, self._run_compiled, self._eager.run, self._evidence)
+        reference = in_float64(self._loaded) if self._loaded.model.compilable else None
+        proof = Proof(
+            self._loaded,
+            self._run_compiled,
+            self._eager.run,
+            EagerRunner(reference).run if reference else None,
+            self._evidence,
+            wants_cuda_graphs(self._section.torch_mode, self._loaded.device),
+        )
+        may_loosen = True  # decided on the first bucket, for all
         for bucket in self.buckets:
-            report(BucketStatus(str(bucket), "compiling"))
-            status = proof.of(bucket)
+            status = self._not_tried(bucket)
+            if status is None:
+                report(BucketStatus(str(bucket), "compiling"))
+                status = self._prove(proof, bucket, may_loosen)
+                may_loosen = False
             if status.reason is not None:
                 self._unproven[bucket] = status.reason
             report(status)
+
+    def _not_tried(self, bucket: Bucket) -> BucketStatus | None:
+        reason = self._skipped.get(str(bucket))
+        if not self._loaded.model.compilable:
+            reason = "0 graphs: Dynamo cannot take a model of this kind"
+        return BucketStatus(str(bucket), "eager", reason) if reason else None
+
+    def _prove(self, proof: Proof, bucket: Bucket, may_loosen: bool) -> BucketStatus:
+        """Strict first; then looser, as far as that may help."""
+        status, failure = proof.of(bucket)
+        while may_loosen and (looser := self._strictness.looser(failure)):
+            self._strictness = looser
+            self._loosened.append(str(failure))
+            self._compiled = compile_module(self._loaded.module, self._section.torch_mode, looser)
+            status, failure = proof.of(bucket)
+        if not self._loosened:
+            return status
+        why = "; ".join(self._loosened)
+        if failure is not None:
+            return replace(status, reason=f"{status.reason}; as a whole: {why}")
+        parts = f"{status.graphs} graphs, {status.graph_breaks} breaks"
+        if status.replays_per_call is not None:
+            parts += f", {status.replays_per_call} CUDA graphs"
+        return replace(status, note=f"partial: {parts}; as a whole: {why}")
 
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         longest = max(seq_length(self._loaded.model, sample) for sample in samples)
@@ -107,10 +155,12 @@ class CompiledRunner:
         staging = self._staging.get(bucket)
         if staging is None:
             staging = Staging(loaded.model, bucket, loaded.device, loaded.dtype)
+            mark_dynamic(loaded.model, staging.tensors, self._section, loaded.grid)
             self._staging[bucket] = staging
         # NOTE: the outputs may be the CUDA graph's own memory, which the next replay overwrites:
         # named_outputs copies them to the host before this returns.
-        outputs = named_outputs(loaded.model, self._compiled(*staging.fill(samples)))
+        with kept():
+            outputs = named_outputs(loaded.model, self._compiled(*staging.fill(samples)))
         lengths = [seq_length(loaded.model, sample) for sample in samples]
         rows = split(loaded.model, outputs, lengths)
         return BatchResult(
@@ -124,11 +174,18 @@ class CompiledRunner:
 
 
 def make_runner(
-    mode: Mode, loaded: Loaded, compiling: CompileSection, evidence: Evidence
+    mode: Mode,
+    loaded: Loaded,
+    section: CompileSection,
+    evidence: Evidence,
+    skipped: Mapping[str, str] = NOTHING_SKIPPED,
 ) -> Runner:
-    """The runner of a mode. No other code asks which mode it is."""
+    """The runner of a mode. No other code asks which mode it is.
+
+    `skipped` buckets are not compiled, for the reason given.
+    """
     makers: dict[Mode, Callable[[], Runner]] = {
         "eager": lambda: EagerRunner(loaded),
-        "compiled": lambda: CompiledRunner(loaded, compiling, evidence),
+        "compiled": lambda: CompiledRunner(loaded, section, evidence, skipped),
     }
     return makers[mode]()

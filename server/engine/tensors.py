@@ -38,7 +38,7 @@ class Staging:
     ) -> None:
         self._specs = model.inputs
         self._host: dict[str, torch.Tensor] = {}
-        self._tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []
         for spec in model.inputs:
             host = torch.empty(
                 _shape(spec, bucket),
@@ -48,16 +48,16 @@ class Staging:
             wanted = dtype if host.is_floating_point() else host.dtype
             in_place = device.type == "cpu" and wanted == host.dtype
             self._host[spec.name] = host
-            self._tensors.append(host if in_place else host.to(device, wanted))
+            self.tensors.append(host if in_place else host.to(device, wanted))
 
     def fill(self, samples: Sequence[Arrays]) -> list[torch.Tensor]:
         """The input tensors in declared order, holding `samples`."""
-        for spec, tensor in zip(self._specs, self._tensors, strict=True):
+        for spec, tensor in zip(self._specs, self.tensors, strict=True):
             host = self._host[spec.name]
             _write_rows(host.numpy(), spec, samples)
             if tensor is not host:
                 tensor.copy_(host, non_blocking=True)
-        return self._tensors
+        return self.tensors
 
 
 def _shape(spec: TensorSpec, bucket: Bucket) -> tuple[int, ...]:

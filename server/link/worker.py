@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -93,6 +93,7 @@ class Worker:
         self._peers: set[Channel] = set()
         self._arrived: defaultdict[str, list[Arrived]] = defaultdict(list)
         self._running: dict[tuple[Channel, int], Future[Reply]] = {}
+        self._compiling: dict[str, tuple[str, asyncio.TimerHandle]] = {}
         self._engine: Engine | None = None
 
     async def run(self) -> None:
@@ -104,7 +105,7 @@ class Worker:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         async with await loop.create_unix_server(self._accept, str(path)):
             self._engine = await asyncio.to_thread(
-                make_engine, self._models, self._settings, self, loop
+                make_engine, self._models, self._settings, self, loop, self._runtime.given_up()
             )
             self._engine.start()
             await stop.wait()
@@ -117,11 +118,36 @@ class Worker:
     def on_status(self, status: ModelStatus) -> None:
         """A model's state changed: show it, and tell every API process."""
         self._statuses[status.name] = status
+        self._watch(status)
         self._progress.update(status)
         for peer in self._peers:
             peer.send(messages.status(status))
         if all(status.state == "ready" for status in self._statuses.values()):
             self._progress.close()
+
+    def _watch(self, status: ModelStatus) -> None:
+        """Starts the clock of a bucket that begins to compile, stops that of one that is done."""
+        current = next((b.bucket for b in status.buckets if b.state == "compiling"), None)
+        bucket, timer = self._compiling.get(status.name, (None, None))
+        if bucket == current:
+            return
+        if timer is not None:
+            timer.cancel()
+            del self._compiling[status.name]
+        if current is not None:
+            timeout_s = self._settings.compile.timeout_s
+            loop = asyncio.get_running_loop()
+            started = loop.call_later(timeout_s, self._give_up, status.name, current)
+            self._compiling[status.name] = current, started
+
+    def _give_up(self, model: str, bucket: str) -> None:
+        """A thread that compiles cannot be interrupted: end the worker; the next one skips it."""
+        limit = self._settings.compile.timeout_s
+        reason = f"compiling took longer than compile.timeout_s = {limit:g} s"
+        self._progress.close()
+        log.error("%s: bucket %s: %s; starting the worker again", model, bucket, reason)
+        self._runtime.give_up(model, bucket, reason)
+        os._exit(1)
 
     def on_failed(self, error: Exception) -> None:
         """The engine stopped. While starting that ends the server; later, only this worker."""
@@ -195,6 +221,7 @@ def make_engine(
     settings: Settings,
     worker: Worker,
     loop: asyncio.AbstractEventLoop,
+    skipped: Mapping[tuple[str, str], str],
 ) -> Engine:
     """The engine, telling the worker on `loop`. Imports torch: seconds, so not on the loop."""
     from server.engine.engine import Engine, Listener
@@ -211,4 +238,4 @@ def make_engine(
         device=metrics.DeviceRecorder().record,
         failed=on_loop(worker.on_failed),
     )
-    return Engine(models, settings, listener)
+    return Engine(models, settings, listener, skipped)

@@ -19,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 ROOT = Path(__file__).parents[2]
-READY_S = 280
+READY_S = 800
 
 
 @dataclass
@@ -81,8 +81,9 @@ def start(environment, tmp_path_factory) -> Iterator[Start]:
         port = free_port()
         log = tmp_path_factory.mktemp("server") / "log"
         command = [sys.executable, "-m", "server.cli", "--port", str(port), *flags]
+        own = {**environment, "TMPDIR": str(log.parent)}
         with log.open("wb") as stderr:
-            process = subprocess.Popen(command, cwd=log.parent, env=environment, stderr=stderr)
+            process = subprocess.Popen(command, cwd=log.parent, env=own, stderr=stderr)
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         server = Server(process, client, log)
         started.append(server)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
@@ -34,13 +32,12 @@ def test_http_is_up_before_the_model_is_and_tells_how_far_it_is(start):
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_every_process_and_leaves_nothing_behind(start, stop):
-    before = set(Path(tempfile.gettempdir()).glob("gearshift-*"))
     server = start(*DOUBLE, "--api-processes", "2")
     processes = psutil.Process(server.process.pid).children(recursive=True)
     assert len(processes) >= 4  # two API processes, the worker, LitServe's manager
     assert server.stop(stop) == 0
     assert psutil.wait_procs(processes, timeout=10)[1] == []
-    assert set(Path(tempfile.gettempdir()).glob("gearshift-*")) - before == set()
+    assert [path.name for path in server.log.parent.iterdir()] == ["log"]
     assert "Traceback" not in server.log.read_text()
 
 

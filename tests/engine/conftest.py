@@ -11,7 +11,7 @@ import pytest
 
 from models.base import ServedModel
 from server.config import Settings
-from server.engine.engine import Engine, Listener
+from server.engine.engine import NOTHING_SKIPPED, Engine, Listener
 from server.engine.environment import prepare_environment
 from server.sources import load
 from server.types import Arrays, BatchRecord, DeviceRecord, ModelStatus, Reply, Sample
@@ -60,7 +60,7 @@ def start(cache_dir) -> Iterator[Start]:
         merged = {key: {**defaults[key], **flags.pop(key, {})} for key in ("batching", "compile")}
         return load(flags={**defaults, **flags, **merged})
 
-    def run(models: Sequence[ServedModel], **flags) -> Running:
+    def run(models: Sequence[ServedModel], skipped=NOTHING_SKIPPED, **flags) -> Running:
         chosen = settings(flags)
         prepare_environment(chosen)
 
@@ -77,7 +77,7 @@ def start(cache_dir) -> Iterator[Start]:
         batches: list[BatchRecord] = []
         devices: list[DeviceRecord] = []
         engine = Engine(
-            models, chosen, Listener(on_status, batches.append, devices.append, on_failed)
+            models, chosen, Listener(on_status, batches.append, devices.append, on_failed), skipped
         )
         running = Running(engine, batches=batches, devices=devices)
         started.append(running)

@@ -1,0 +1,70 @@
+"""Calls torch.compile: how strictly, with which dimensions free to vary.
+
+Strict first, so that what is not compiled or not in a CUDA graph is a reason and not silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.base import ServedModel
+from server.config import CompileSection
+from server.engine.buckets import Grid
+from server.engine.warmup import GraphBroken, NoReplay, NotProven
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Strictness:
+    """What torch.compile may leave out: graph breaks, parts outside CUDA graphs."""
+
+    fullgraph: bool = True
+    graph_partition: bool = False
+
+    def looser(self, failure: NotProven | None) -> Strictness | None:
+        """What to try after `failure`; None when nothing looser would help."""
+        if isinstance(failure, GraphBroken) and self.fullgraph:
+            return replace(self, fullgraph=False)
+        if isinstance(failure, NoReplay) and not self.graph_partition:
+            return replace(self, graph_partition=True)
+        return None
+
+
+def compile_module(module: nn.Module, torch_mode: str, strictness: Strictness) -> Compiled:
+    """`module`, compiled at its first call of each shape."""
+    return torch.compile(
+        module,
+        # torch takes no `mode` beside `options`, so the mode's own options are spelt out.
+        options={**_options(torch_mode), "graph_partition": strictness.graph_partition},
+        fullgraph=strictness.fullgraph,
+        dynamic=False,
+    )
+
+
+def wants_cuda_graphs(torch_mode: str, device: torch.device) -> bool:
+    """Whether a torch mode is there for its CUDA graphs."""
+    return device.type == "cuda" and bool(_options(torch_mode).get("triton.cudagraphs"))
+
+
+def _options(torch_mode: str) -> dict[str, Any]:
+    return {} if torch_mode == "default" else torch._inductor.list_mode_options(torch_mode)
+
+
+def mark_dynamic(
+    model: ServedModel, tensors: Sequence[torch.Tensor], section: CompileSection, grid: Grid
+) -> None:
+    """Tell Dynamo which dimensions of the inputs vary between buckets: one compile for them all."""
+    largest = {"batch": grid.batches[-1], "seq": grid.seqs[-1]} if section.dynamic else {}
+    if section.dynamic == "batch":
+        del largest["seq"]
+    for spec, tensor in zip(model.inputs, tensors, strict=True):
+        for axis, dim in enumerate(spec.shape):
+            # torch specialises sizes 0 and 1 in any case.
+            if isinstance(dim, str) and dim in largest and tensor.shape[axis] > 1:
+                torch._dynamo.mark_dynamic(tensor, axis, min=2, max=largest[dim])

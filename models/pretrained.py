@@ -138,7 +138,7 @@ def pooled(mode: str, normalized: bool) -> Select:
     """One vector of each text from those of its tokens: `mean` of the real ones, or `cls`."""
 
     def select(output: Any, _: Tensor, attention_mask: Tensor, *__: Tensor) -> Tensor:
-        hidden = output.last_hidden_state.float()  # [B, S, H]; sums in half lose digits
+        hidden = _precise(output.last_hidden_state)  # [B, S, H]
         if mode == "mean":
             mask = attention_mask.unsqueeze(-1)  # [B, S, 1]
             vector = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)  # [B, H]
@@ -156,10 +156,15 @@ def best_at(mask_id: int, count: int) -> Select:
     """Probabilities and ids of the `count` best tokens where the input is `mask_id`, else zeros."""
 
     def select(output: Any, input_ids: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        scores = output.logits.float()  # [B, S, vocabulary]
+        scores = _precise(output.logits)  # [B, S, vocabulary]
         best = scores.topk(count, dim=-1)  # [B, S, count]
         chances = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
         wanted = (input_ids == mask_id).unsqueeze(-1)  # [B, S, 1]
         return chances * wanted, best.indices * wanted
 
     return select
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """Sums in half precision lose digits; what is wider stays as it is."""
+    return tensor.float() if tensor.element_size() < 4 else tensor

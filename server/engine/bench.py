@@ -20,6 +20,7 @@ from server.engine.capture import Evidence
 from server.engine.contract import Loaded, Runner
 from server.engine.devices import pick_device, pick_dtype
 from server.engine.environment import configure_thread
+from server.engine.loading import layout_of, load_module
 from server.engine.runner import make_runner
 from server.engine.tensors import rows_of
 from server.types import Arrays, Bucket, BucketStatus
@@ -90,12 +91,13 @@ def _load(
     model: ServedModel, settings: Settings, batches: Sequence[int], seqs: Sequence[int]
 ) -> Loaded:
     device, dtype = pick_device(settings.device), pick_dtype(settings.dtype)
-    module = model.load(str(device), str(dtype).removeprefix("torch."))
+    module = load_module(model, device, dtype)
     if model.max_seq is None:
         cut = [0]
     else:
         cut = sorted({min(max(seq, model.min_seq), model.max_seq) for seq in seqs})
-    return Loaded(model, module, device, dtype, Grid(tuple(sorted(set(batches))), tuple(cut)))
+    grid = Grid(tuple(sorted(set(batches))), tuple(cut))
+    return Loaded(model, module, device, dtype, layout_of(module), grid)
 
 
 def _in_turn(

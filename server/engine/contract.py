@@ -21,12 +21,13 @@ Report = Callable[[BucketStatus], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model on its device: what a runner is made from."""
+    """A model on its device: what a runner is made from. `layout` is that of 4-d inputs."""
 
     model: ServedModel
     module: nn.Module
     device: torch.device
     dtype: torch.dtype
+    layout: torch.memory_format
     grid: Grid
 
 

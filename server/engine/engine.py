@@ -27,10 +27,10 @@ from server.engine.capture import Evidence
 from server.engine.contract import BatchResult, Loaded, Runner
 from server.engine.devices import StartFailed, pick_device, pick_dtype
 from server.engine.environment import configure_thread
+from server.engine.loading import layout_of, load_module
 from server.engine.preflight import blocking_reason
 from server.engine.runner import make_runner
 from server.engine.tensors import seq_length
-from server.engine.thread_state import kept
 from server.errors import InferenceFailed, NotReady, UnknownModel
 from server.types import (
     BatchRecord,
@@ -167,12 +167,10 @@ class Engine:
         started = time.perf_counter()
         dtype = str(self._dtype).removeprefix("torch.")
         self._tell(lane, device=str(self._device), dtype=dtype)
-        with kept():
-            module = lane.model.load(str(self._device), dtype).requires_grad_(False)
-        if any(part.training for part in module.modules()):
-            module.eval()  # only where it is needed: an exported module refuses to be asked
+        module = load_module(lane.model, self._device, self._dtype)
         lane.grid = make_grid(self._settings, lane.model)
-        loaded = Loaded(lane.model, module, self._device, self._dtype, lane.grid)
+        layout = layout_of(module)
+        loaded = Loaded(lane.model, module, self._device, self._dtype, layout, lane.grid)
         skipped = {
             bucket: reason
             for (model, bucket), reason in self._skipped.items()

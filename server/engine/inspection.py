@@ -14,6 +14,7 @@ from models.base import ServedModel
 from server.config import Settings
 from server.engine.devices import pick_device, pick_dtype
 from server.engine.environment import configure_thread
+from server.engine.loading import layout_of, load_module
 from server.engine.tensors import Staging, rows_of
 from server.types import Bucket
 
@@ -31,12 +32,12 @@ def inspect(model: ServedModel, settings: Settings) -> Graphs:
     configure_thread(settings)
     device, dtype = pick_device(settings.device), pick_dtype(settings.dtype)
     with torch.inference_mode():
-        module = model.load(str(device), str(dtype).removeprefix("torch."))
+        module = load_module(model, device, dtype)
         if not model.compilable:
             return Graphs(0, ("Dynamo cannot take a model of this kind",))
         bucket = Bucket(2, 0 if model.max_seq is None else model.min_seq)
         samples = rows_of(model.example(bucket.batch, bucket.seq))
-        inputs = Staging(model, bucket, device, dtype).fill(samples)
+        inputs = Staging(model, bucket, device, dtype, layout_of(module)).fill(samples)
         try:
             explained = torch._dynamo.explain(module)(*inputs)
         except Exception as error:  # whatever Dynamo raises is what there is to say

@@ -46,7 +46,7 @@ class EagerRunner:
         started = time.perf_counter()
         lengths = [seq_length(loaded.model, sample) for sample in samples]
         shape = Bucket(len(samples), max(lengths))
-        inputs = Staging(loaded.model, shape, loaded.device, loaded.dtype).fill(samples)
+        inputs = make_staging(loaded, shape).fill(samples)
         with kept():
             outputs = named_outputs(loaded.model, loaded.module(*inputs))
         rows = split(loaded.model, outputs, lengths)
@@ -154,7 +154,7 @@ class CompiledRunner:
         started = time.perf_counter()
         staging = self._staging.get(bucket)
         if staging is None:
-            staging = Staging(loaded.model, bucket, loaded.device, loaded.dtype)
+            staging = make_staging(loaded, bucket)
             mark_dynamic(loaded.model, staging.tensors, self._section, loaded.grid)
             self._staging[bucket] = staging
         # NOTE: the outputs may be the CUDA graph's own memory, which the next replay overwrites:
@@ -171,6 +171,11 @@ class CompiledRunner:
             padded_seq=bucket.seq,
             inference_s=time.perf_counter() - started,
         )
+
+
+def make_staging(loaded: Loaded, shape: Bucket) -> Staging:
+    """Input tensors of `shape` for `loaded`."""
+    return Staging(loaded.model, shape, loaded.device, loaded.dtype, loaded.layout)
 
 
 def make_runner(

@@ -34,16 +34,23 @@ class Staging:
     """
 
     def __init__(
-        self, model: ServedModel, bucket: Bucket, device: torch.device, dtype: torch.dtype
+        self,
+        model: ServedModel,
+        bucket: Bucket,
+        device: torch.device,
+        dtype: torch.dtype,
+        layout: torch.memory_format,
     ) -> None:
         self._specs = model.inputs
         self._host: dict[str, torch.Tensor] = {}
         self.tensors: list[torch.Tensor] = []
         for spec in model.inputs:
+            shape = _shape(spec, bucket)
             host = torch.empty(
-                _shape(spec, bucket),
+                shape,
                 dtype=getattr(torch, spec.dtype),
                 pin_memory=device.type == "cuda",
+                memory_format=layout if len(shape) == 4 else torch.contiguous_format,
             )
             wanted = dtype if host.is_floating_point() else host.dtype
             in_place = device.type == "cpu" and wanted == host.dtype

@@ -144,19 +144,20 @@ class Engine:
         except Exception as error:  # the last edge: whoever started the engine must hear of it
             log.exception("the executor stopped")
             self._listener.failed(error)
+        finally:
+            torch.compiler.set_stance("default")  # whatever compiles in this process next
 
     def _bring_up(self) -> None:
         self._device = pick_device(self._settings.device)
         evidence = self._evidence = Evidence()
         lanes = list(self._lanes.values())
-        torch.compiler.set_stance("default")  # another engine in this process may have ended
         for lane in lanes:
             self._load(lane, evidence)
         self._preflight([lane for lane in lanes if lane.runner and lane.runner.buckets])
         for lane in lanes:
             self._warm_up(lane)
         if evidence.compiles:
-            # Process-wide and for good: from here on a guard failure raises, it never compiles.
+            # Process-wide: from here on a guard failure raises, it never compiles.
             torch.compiler.set_stance("fail_on_recompile")
         self._compiles_at_ready = evidence.compiles
         for lane in lanes:

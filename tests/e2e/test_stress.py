@@ -76,9 +76,10 @@ def post(connection: http.client.HTTPConnection, path: str, body: bytes) -> np.n
 
 
 def numbers(prediction: Any) -> np.ndarray:
-    while isinstance(prediction, dict):
-        (prediction,) = prediction.values()
-    return np.array(prediction)
+    """All numbers of a prediction, in a row."""
+    if isinstance(prediction, dict):
+        return np.concatenate([numbers(part) for part in prediction.values()])
+    return np.atleast_1d(prediction)
 
 
 def connect(server) -> http.client.HTTPConnection:

@@ -91,8 +91,9 @@ class CompileSection(Section):
     """Compile once for all shapes (quicker start) instead of once a bucket (faster kernels);
     `batch`: once for all batch sizes of a sequence length."""
     freezing: Literal["off", "fold", "prepack"] = "fold"
-    """CPU only. `fold` makes the weights constants and folds batch norm into them; `prepack` also
-    lays them out for oneDNN: the fastest, but torch cannot cache it, so every start compiles."""
+    """Convolutional models on a CPU only. `fold` makes the weights constants and folds batch norm
+    into them; `prepack` also lays them out for oneDNN: the fastest, but torch cannot cache it, so
+    every start compiles."""
     batch_buckets: tuple[PositiveInt, ...] = ()
     """Batch sizes to compile; the largest must be `batching.max_batch_size`. Empty: powers of 2."""
     seq_buckets: tuple[PositiveInt, ...] = ()

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import nn
 
 from models.base import ServedModel
 from server.config import CompileSection
 from server.engine.buckets import Grid
+from server.engine.contract import Loaded
 from server.engine.warmup import GraphBroken, NoReplay, NotProven
 
 Compiled = Callable[..., Any]
@@ -45,6 +47,17 @@ def compile_module(module: nn.Module, torch_mode: str, strictness: Strictness) -
         fullgraph=strictness.fullgraph,
         dynamic=False,
     )
+
+
+def set_freezing(section: CompileSection, loaded: Loaded) -> None:
+    """Whether this thread's next compiles make the weights constants: where it was seen to help.
+
+    That is on a CPU, next to convolutions, which take batch norm in. Text models gain nothing, and
+    lose a part of the warm start; on CUDA the eager fallback would need a second copy.
+    """
+    helps = loaded.device.type == "cpu" and loaded.layout == torch.channels_last
+    torch._inductor.config.freezing = helps and section.freezing != "off"
+    torch._inductor.config.cpp.weight_prepack = section.freezing == "prepack"
 
 
 def wants_cuda_graphs(torch_mode: str, device: torch.device) -> bool:

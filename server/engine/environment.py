@@ -113,16 +113,11 @@ def configure_thread(settings: Settings) -> None:
     _keep_temporary_files_private(settings)
     import torch
     import torch._dynamo.config
-    import torch._inductor.config
 
     torch.set_num_threads(settings.threads or cpu_count())
     torch.set_grad_enabled(False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
-    on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
     # oneDNN has an LSTM kernel that Inductor calls; on CUDA it would unroll the time steps.
-    torch._dynamo.config.allow_rnn = on_cpu
-    # On CUDA the eager fallback would need a second copy of the weights.
-    torch._inductor.config.freezing = on_cpu and settings.compile.freezing != "off"
-    torch._inductor.config.cpp.weight_prepack = settings.compile.freezing == "prepack"
+    torch._dynamo.config.allow_rnn = settings.device == "cpu" or not torch.cuda.is_available()

@@ -13,7 +13,13 @@ from types import MappingProxyType
 
 from server.config import CompileSection
 from server.engine.capture import Evidence
-from server.engine.compiling import Strictness, compile_module, mark_dynamic, wants_cuda_graphs
+from server.engine.compiling import (
+    Strictness,
+    compile_module,
+    mark_dynamic,
+    set_freezing,
+    wants_cuda_graphs,
+)
 from server.engine.contract import BatchResult, Loaded, Report, Runner
 from server.engine.reference import in_float64
 from server.engine.tensors import Staging, named_outputs, rows_of, seq_length, split
@@ -98,6 +104,8 @@ class CompiledRunner:
             self._evidence,
             wants_cuda_graphs(self._section.torch_mode, self._loaded.device),
         )
+        # Here, not beside torch.compile(): torch reads it at the first call of each shape.
+        set_freezing(self._section, self._loaded)
         may_loosen = True  # decided on the first bucket, for all
         for bucket in self.buckets:
             status = self._not_tried(bucket)

@@ -33,10 +33,9 @@ class ConvNorm(Double):
 
 @pytest.mark.parametrize("freezing", ["off", "fold", "prepack"])
 def test_a_convolutional_model_answers_alike_however_it_is_frozen(start, freezing):
+    torch.compiler.reset()  # in one process, the code of another freezing would serve this one
     running = start([ConvNorm()], mode="compiled", compile={"freezing": freezing})
     assert set(running.buckets("double").values()) == {"compiled"}
-    cached = {bucket.cache for bucket in running.statuses["double"].buckets}
-    assert bool(cached & {"hit", "miss"}) == (freezing != "prepack")
     rows = rows_of(ConvNorm().example(3, 0))
     with torch.inference_mode():
         module = ConvNorm().load("cpu", "float32")

@@ -30,6 +30,14 @@ def test_http_is_up_before_the_model_is_and_tells_how_far_it_is(start):
     assert server.http.post("/predict", json={"x": [1, 2, 3, 4]}).status_code == 200
 
 
+def test_a_second_start_takes_its_code_from_the_cache(start):
+    for _ in range(2):
+        server = start(*DOUBLE, "--mode", "compiled", "--max-batch-size", "1")
+        (model,) = server.http.get("/info").json()["models"]
+        assert server.stop() == 0
+    assert [bucket["cache"] for bucket in model["buckets"]] == ["hit"]
+
+
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_every_process_and_leaves_nothing_behind(start, stop):
     server = start(*DOUBLE, "--api-processes", "2")

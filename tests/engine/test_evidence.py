@@ -30,19 +30,11 @@ def test_a_proven_bucket_comes_with_its_evidence(start):
     for bucket in running.statuses["tokens"].buckets:
         assert (bucket.state, bucket.reason, bucket.note) == ("compiled", None, None)
         assert (bucket.graphs, bucket.graph_breaks) == (1, 0)
-        assert bucket.cache in ("hit", "miss")
         assert bucket.replays_per_call is None  # no CUDA here
         assert bucket.graph_pool_bytes is None
         assert bucket.parity_rule == "float64"
         assert bucket.parity_rmse <= 2 * bucket.parity_eager_rmse + 1e-4
         assert bucket.parity_cosine > 0.99999
-
-
-def test_what_was_compiled_before_comes_from_the_cache(start):
-    start([Double()], mode="compiled")
-    torch._dynamo.reset()  # as in a new process
-    running = start([Double()], mode="compiled")
-    assert {bucket.cache for bucket in running.statuses["double"].buckets} == {"hit"}
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,12 @@ class CompileSection(Section):
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
     ] = "reduce-overhead"
     """torch.compile's own `mode`. CUDA graphs need `reduce-overhead` or `max-autotune`."""
-    dynamic: Annotated[Literal[True, False, "batch"], BeforeValidator(_from_environment)] = False
-    """Compile once for all shapes (quicker start) instead of once a bucket (faster kernels);
-    `batch`: once for all batch sizes of a sequence length."""
+    dynamic: Annotated[
+        Literal["auto", True, False, "batch"], BeforeValidator(_from_environment)
+    ] = "auto"
+    """`true`: compile once for all shapes, a quicker start. `false`: once a bucket, the best
+    kernels. `batch`: once for all batch sizes of a sequence length. `auto`: `true` for models with
+    a sequence on a CPU, where that is as fast, else `false`."""
     freezing: Literal["off", "fold", "prepack"] = "fold"
     """Convolutional models on a CPU only. `fold` makes the weights constants and folds batch norm
     into them; `prepack` also lays them out for oneDNN: the fastest, but torch cannot cache it, so
@@ -98,7 +101,7 @@ class CompileSection(Section):
     """Batch sizes to compile; the largest must be `batching.max_batch_size`. Empty: powers of 2."""
     seq_buckets: tuple[PositiveInt, ...] = ()
     """Sequence lengths to compile; the largest must be the model's limit. Empty: powers of 2
-    from 16."""
+    from 16, and one between every two where one compile serves all lengths."""
     timeout_s: PositiveFloat = 600.0
     """Longest that one bucket may take to compile and prove, in seconds. One that takes longer is
     served eager, after a restart of the worker."""

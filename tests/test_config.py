@@ -135,7 +135,8 @@ def test_every_problem_gets_a_line_with_key_value_remedy_and_origin(monkeypatch)
         ),
         (
             '[compile]\ndynamic = "seq"',
-            "compile.dynamic = 'seq': input should be True, False or 'batch' (from config.toml)",
+            "compile.dynamic = 'seq': input should be 'auto', True, False or 'batch' (from "
+            "config.toml)",
         ),
         (
             "[compile]\nbatch_buckets = [1, 4]",

@@ -1,6 +1,7 @@
 """The grid of padded static shapes: which exist, and which one a batch goes to.
 
-The largest bucket equals the limits, so every admitted batch has one. Knows no torch.
+The largest bucket equals the limits, so every admitted batch has one. Says too which dimensions one
+compile leaves free, as that decides how fine a grid can be afforded. Knows no torch.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from models.base import ModelError, ServedModel
-from server.config import Settings
+from server.config import CompileSection, Settings
 from server.types import Bucket
 
 FIRST_SEQ = 16
+BATCH, SEQ = "batch", "seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,26 @@ class Grid:
         return [Bucket(b, s) for s in reversed(self.seqs) for b in reversed(self.batches)]
 
 
-def make_grid(settings: Settings, model: ServedModel) -> Grid:
+def free_dims(section: CompileSection, model: ServedModel, device_type: str) -> frozenset[str]:
+    """The dimensions that one compile leaves free; each combination of the others has its own.
+
+    "auto" was measured: on a CPU text and series run as fast compiled once, for all shapes.
+    """
+    match section.dynamic:
+        case "auto":
+            on_cpu = device_type == "cpu" and model.max_seq is not None
+            return frozenset({BATCH, SEQ} if on_cpu else ())
+        case "batch":
+            return frozenset({BATCH})
+        case free:
+            return frozenset({BATCH, SEQ} if free else ())
+
+
+def make_grid(settings: Settings, model: ServedModel, device_type: str) -> Grid:
     """The grid from the configuration, or powers of two up to the limits.
+
+    Where one compile serves all lengths, there is one more between every two powers of two: less is
+    computed for padding, and mixed lengths have little else to lose.
 
     Raises ModelError when `compile.seq_buckets` does not end at the model's longest sequence.
     """
@@ -58,8 +79,11 @@ def make_grid(settings: Settings, model: ServedModel) -> Grid:
             f"longest sequence, {model.max_seq}; add it, or set max_seq = {chosen[-1]} for the "
             "model"
         )
-    first = max(FIRST_SEQ, model.min_seq)
-    return Grid(tuple(batches), tuple(chosen or powers_of_two(first, model.max_seq)))
+    if not chosen:
+        chosen = powers_of_two(max(FIRST_SEQ, model.min_seq), model.max_seq)
+        if SEQ in free_dims(settings.compile, model, device_type):
+            chosen = _with_midpoints(chosen)
+    return Grid(tuple(batches), tuple(chosen))
 
 
 def powers_of_two(first: int, limit: int) -> list[int]:
@@ -68,6 +92,12 @@ def powers_of_two(first: int, limit: int) -> list[int]:
     while sizes[-1] * 2 < limit:
         sizes.append(sizes[-1] * 2)
     return [*(size for size in sizes if size < limit), limit]
+
+
+def _with_midpoints(sizes: Sequence[int]) -> list[int]:
+    """16, 32, 64 to 16, 24, 32, 48, 64."""
+    midpoints = [(low + high) // 2 for low, high in pairwise(sizes)]
+    return sorted({*sizes, *midpoints})
 
 
 def _at_least(sizes: Sequence[int], needed: int) -> int:

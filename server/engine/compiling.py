@@ -15,7 +15,6 @@ from torch import nn
 
 from models.base import ServedModel
 from server.config import CompileSection
-from server.engine.buckets import Grid
 from server.engine.contract import Loaded
 from server.engine.warmup import GraphBroken, NoReplay, NotProven
 
@@ -69,15 +68,13 @@ def _options(torch_mode: str) -> dict[str, Any]:
     return {} if torch_mode == "default" else torch._inductor.list_mode_options(torch_mode)
 
 
-def mark_dynamic(
-    model: ServedModel, tensors: Sequence[torch.Tensor], section: CompileSection, grid: Grid
-) -> None:
-    """Tell Dynamo which dimensions of the inputs vary between buckets: one compile for them all."""
-    largest = {"batch": grid.batches[-1], "seq": grid.seqs[-1]} if section.dynamic else {}
-    if section.dynamic == "batch":
-        del largest["seq"]
+def mark_dynamic(model: ServedModel, tensors: Sequence[torch.Tensor], free: frozenset[str]) -> None:
+    """Tell Dynamo which dimensions of the inputs vary between buckets: one compile for them all.
+
+    A model that fixes such a dimension all the same is compiled once for each of its sizes.
+    """
     for spec, tensor in zip(model.inputs, tensors, strict=True):
         for axis, dim in enumerate(spec.shape):
             # torch specialises sizes 0 and 1 in any case.
-            if isinstance(dim, str) and dim in largest and tensor.shape[axis] > 1:
-                torch._dynamo.mark_dynamic(tensor, axis, min=2, max=largest[dim])
+            if isinstance(dim, str) and dim in free and tensor.shape[axis] > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, axis)

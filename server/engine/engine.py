@@ -169,7 +169,7 @@ class Engine:
         dtype = str(self._dtype).removeprefix("torch.")
         self._tell(lane, device=str(self._device), dtype=dtype)
         module = load_module(lane.model, self._device, self._dtype)
-        lane.grid = make_grid(self._settings, lane.model)
+        lane.grid = make_grid(self._settings, lane.model, self._device.type)
         layout = layout_of(module)
         loaded = Loaded(lane.model, module, self._device, self._dtype, layout, lane.grid)
         skipped = {

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from server.config import CompileSection
+from server.engine.buckets import free_dims
 from server.engine.capture import Evidence
 from server.engine.compiling import (
     Strictness,
@@ -87,6 +88,7 @@ class CompiledRunner:
         self.buckets: Sequence[Bucket] = loaded.grid.largest_first()
         self._eager = EagerRunner(loaded)
         self._evidence = evidence
+        self._free_dims = free_dims(section, loaded.model, loaded.device.type)
         self._strictness = Strictness()
         self._compiled = compile_module(loaded.module, section.torch_mode, self._strictness)
         self._loosened: list[str] = []
@@ -163,7 +165,7 @@ class CompiledRunner:
         staging = self._staging.get(bucket)
         if staging is None:
             staging = make_staging(loaded, bucket)
-            mark_dynamic(loaded.model, staging.tensors, self._section, loaded.grid)
+            mark_dynamic(loaded.model, staging.tensors, self._free_dims)
             self._staging[bucket] = staging
         # NOTE: the outputs may be the CUDA graph's own memory, which the next replay overwrites:
         # named_outputs copies them to the host before this returns.

@@ -14,6 +14,15 @@ from pathlib import Path
 
 from server.config import ConfigError, Settings
 
+# Activations are freed and wanted again at every batch: the C library is to keep their memory. By
+# default it gives it back and gets it again page by page. Read when the worker is started.
+KEEP_MEMORY = ":".join(
+    (
+        "glibc.malloc.arena_max=1",
+        "glibc.malloc.mmap_threshold=1073741824",
+        "glibc.malloc.trim_threshold=4294967296",
+    )
+)
 # One compiled entry a bucket and model: we decide how many. At torch's own limit of 8 it would go
 # on in eager without a word.
 RECOMPILE_LIMIT = 4096
@@ -35,6 +44,7 @@ def prepare_environment(settings: Settings) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cpu_count()))
     os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_count())
+    os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
     # Some of torch's modules ask getpass for a user, which fails for a uid without a name.
     os.environ.setdefault("USER", f"uid-{os.getuid()}")
 

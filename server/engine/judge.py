@@ -1,6 +1,7 @@
 """Holds the compiled answers of a bucket against eager's and, where it runs, the model in float64.
 
-Decides what is asked and who is the truth; `parity` decides what is good enough.
+Decides what is asked and who is the truth; `parity` decides what is good enough. Compiles and runs
+nothing compiled: it is given those answers.
 """
 
 from __future__ import annotations
@@ -18,18 +19,14 @@ from server.types import Arrays, Bucket, ParityRule
 
 log = logging.getLogger(__name__)
 
-RunCompiled = Callable[[Bucket, Sequence[Arrays]], BatchResult]
 Run = Callable[[Sequence[Arrays]], BatchResult]
 
 
 class Judge:
     """Judges the buckets of one model."""
 
-    def __init__(
-        self, loaded: Loaded, run_compiled: RunCompiled, run_eager: Run, run_float64: Run | None
-    ) -> None:
+    def __init__(self, loaded: Loaded, run_eager: Run, run_float64: Run | None) -> None:
         self._loaded = loaded
-        self._run_compiled = run_compiled
         self._run_eager = run_eager
         self._run_float64 = run_float64
 
@@ -38,23 +35,24 @@ class Judge:
         """Who is the truth."""
         return "float64" if self._run_float64 else "eager"
 
-    def of(self, bucket: Bucket, samples: Sequence[Arrays]) -> Parity:
-        """The worst of `samples`, a full batch, and of others that need padding."""
-        return worst(self._compare(bucket, batch) for batch in self._batches(bucket, samples))
-
-    def _batches(self, bucket: Bucket, samples: Sequence[Arrays]) -> list[Sequence[Arrays]]:
+    def batches(self, bucket: Bucket) -> list[Sequence[Arrays]]:
         """A full batch, one that is mostly padding rows, one that is padded along `seq`."""
-        batches = [samples]
-        if len(samples) > 1:
-            batches.append(samples[-1:])
-        shortest = self._loaded.grid.shortest(bucket.seq, self._loaded.model.min_seq)
+        model = self._loaded.model
+        *full, other = rows_of(model.example(bucket.batch + 1, bucket.seq))
+        batches: list[Sequence[Arrays]] = [full, [other]]
+        shortest = self._loaded.grid.shortest(bucket.seq, model.min_seq)
         if shortest < bucket.seq:
-            batches.append(rows_of(self._loaded.model.example(1, shortest)))
+            batches.append(rows_of(model.example(1, shortest)))
         return batches
 
-    def _compare(self, bucket: Bucket, samples: Sequence[Arrays]) -> Parity:
+    def of(
+        self, batches: Sequence[Sequence[Arrays]], compiled: Sequence[Sequence[Arrays]]
+    ) -> Parity:
+        """The worst of all samples of `batches`, whose compiled answers are `compiled`."""
+        return worst(map(self._compare, batches, compiled))
+
+    def _compare(self, samples: Sequence[Arrays], compiled: Sequence[Arrays]) -> Parity:
         eager = self._run_eager(samples).outputs
-        compiled = self._run_compiled(bucket, samples).outputs
         truth: Sequence[Arrays | None] = self._truth(samples) or [None] * len(samples)
         precision = precision_of(self._loaded.dtype)
         return worst(

@@ -1,10 +1,10 @@
-"""Proves one bucket: compile, run, show that one more run compiles nothing, compare with eager.
+"""Proves one bucket: compile, run until nothing is left to compile or record, compare with eager.
 
-A bucket counts as compiled when (1) it ran at least three times, (2) a run after that compiled and
-recorded nothing and ran at least one compiled graph, (3) on CUDA it replayed at least one CUDA
-graph, (4) its answers are as good as eager's, also for a batch that is not full or padded along
-`seq`, and the same again after another batch ran. Knows nothing of how a batch is run: it is given
-functions that do.
+A bucket counts as compiled when after its compile a whole pass of batches (full, mostly padding
+rows, padded along `seq`, the full one again) (1) compiled and recorded nothing and ran at least one
+compiled graph, (2) on CUDA replayed at least one CUDA graph, (3) gave answers as good as eager's,
+and (4) to the full one twice the same. Knows nothing of how a batch is run: it is given functions
+that do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,15 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from server.engine import memory
 from server.engine.capture import Evidence
-from server.engine.contract import Loaded
-from server.engine.judge import Judge, Run, RunCompiled, first_line
-from server.engine.tensors import rows_of
+from server.engine.contract import BatchResult, Loaded
+from server.engine.judge import Judge, Run, first_line
 from server.types import Arrays, Bucket, BucketState, BucketStatus
 
 log = logging.getLogger(__name__)
 
-RUNS_BEFORE_PROOF = 3  # CUDA-graph trees: compile and warm up, record, replay
+PASSES = 4  # on CUDA the first one records; a model with branches may need one for each
+RunCompiled = Callable[[Bucket, Sequence[Arrays]], BatchResult]
+Answers = Sequence[Arrays]
 USER_CODE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in .+\n\s*(?P<code>.+)')
 
 
@@ -58,26 +59,26 @@ class Proof:
         """`wants_replays`: without a CUDA graph a bucket is not what was asked for."""
         self._loaded = loaded
         self._run_compiled = run_compiled
-        self._judge = Judge(loaded, run_compiled, run_eager, run_float64)
+        self._judge = Judge(loaded, run_eager, run_float64)
         self._evidence = evidence
         self._wants_replays = wants_replays
         self._skips_before = len(evidence.skip_reasons)
 
     def of(self, bucket: Bucket) -> tuple[BucketStatus, NotProven | None]:
         """What warming up `bucket` showed: state "compiled", or "eager" with the reason."""
-        samples = rows_of(self._loaded.model.example(bucket.batch, bucket.seq))
+        batches = self._judge.batches(bucket)
         found: dict[str, Any] = {}  # as far as it got
         pool = self._pool_bytes()
         failure: NotProven | None = None
         try:
-            found |= self._compile(bucket, samples)
-            found |= self._prove_still(bucket, samples)
+            found |= self._compile(bucket, batches[0])
+            steady, answers = self._prove(bucket, batches)
+            found |= steady
             # Dynamo does not count every kind of break, but between two graphs there is one.
             found["graph_breaks"] = max(found["graph_breaks"], found["graphs"] - 1)
             if self._wants_replays:
                 found["graph_pool_bytes"] = self._pool_bytes() - pool
-            found |= self._check_parity(bucket, samples)
-            self._check_isolation(bucket, samples)
+            found |= self._check_parity(batches, answers)
         except NotProven as problem:
             failure = problem
         state: BucketState = "eager" if failure else "compiled"
@@ -102,32 +103,47 @@ class Proof:
             "cache": counts.cache,
         }
 
-    def _prove_still(self, bucket: Bucket, samples: Sequence[Arrays]) -> dict[str, Any]:
+    def _prove(
+        self, bucket: Bucket, batches: Sequence[Sequence[Arrays]]
+    ) -> tuple[dict[str, Any], list[Answers]]:
+        """Run `batches`, in passes, until one compiles and records nothing: that is the proof.
+
+        Returns what it showed, and the answers to each of `batches`.
+        """
         started = time.perf_counter()
-        for _ in range(RUNS_BEFORE_PROOF - 1):
-            self._run_compiled(bucket, samples)
-        before = self._evidence.counts()
-        with self._evidence.graph_calls() as calls:
-            self._run_compiled(bucket, samples)
-        counts = self._evidence.counts() - before
+        for _ in range(PASSES):
+            before = self._evidence.counts()
+            with self._evidence.graph_calls() as calls:
+                first = self._run_compiled(bucket, batches[0]).outputs
+            replays = (self._evidence.counts() - before).replays
+            answers: list[Answers] = [first]
+            answers += [self._run_compiled(bucket, batch).outputs for batch in batches[1:]]
+            again = self._run_compiled(bucket, batches[0]).outputs
+            if not (self._evidence.counts() - before).compiles:
+                break
+        else:
+            raise NotProven(f"still compiling after {PASSES} passes")
         if not calls:
             raise NotProven("0 graphs: Dynamo took no part of the model")
-        if counts.compiles:
-            raise NotProven(f"still compiling at run {RUNS_BEFORE_PROOF + 1}")
-        if self._wants_replays and not counts.replays:
+        if self._wants_replays and not replays:
             reasons = "; ".join(sorted(set(self._evidence.skip_reasons[self._skips_before :])))
             raise NoReplay(f"no CUDA graph was replayed: {reasons or 'torch gave no reason'}")
-        return {
+        if not _are_equal(first, again):
+            raise NotProven("isolation: the same batch gave other answers after another batch")
+        found = {
             "warmup_s": time.perf_counter() - started,
             "graphs": len(calls),
-            "replays_per_call": counts.replays if self._wants_replays else None,
+            "replays_per_call": replays if self._wants_replays else None,
         }
+        return found, answers
 
     def _pool_bytes(self) -> int:
         return memory.device_bytes(self._loaded.device).get("graph_pool", 0)
 
-    def _check_parity(self, bucket: Bucket, samples: Sequence[Arrays]) -> dict[str, Any]:
-        parity = self._judge.of(bucket, samples)
+    def _check_parity(
+        self, batches: Sequence[Sequence[Arrays]], answers: Sequence[Answers]
+    ) -> dict[str, Any]:
+        parity = self._judge.of(batches, answers)
         if parity.problem is not None:
             raise NotProven(f"parity: {parity.problem}")
         return {
@@ -138,14 +154,13 @@ class Proof:
             "parity_cosine": parity.cosine,
         }
 
-    def _check_isolation(self, bucket: Bucket, samples: Sequence[Arrays]) -> None:
-        others = rows_of(self._loaded.model.example(bucket.batch + 1, bucket.seq))[1:]
-        first = self._run_compiled(bucket, samples).outputs
-        self._run_compiled(bucket, others)
-        again = self._run_compiled(bucket, samples).outputs
-        for one, two in zip(first, again, strict=True):
-            if any(not np.array_equal(one[name], two[name]) for name in one):
-                raise NotProven("isolation: the same batch gave other answers after another batch")
+
+def _are_equal(ones: Answers, others: Answers) -> bool:
+    return all(
+        np.array_equal(one[name], other[name])
+        for one, other in zip(ones, others, strict=True)
+        for name in one
+    )
 
 
 def _explain(error: Exception) -> str:

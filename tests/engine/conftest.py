@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,13 @@ def cache_dir(tmp_path_factory):
 @pytest.fixture
 def start(cache_dir) -> Iterator[Start]:
     """Start an engine and wait until every model is ready or the engine failed."""
+    with engines(cache_dir) as start:
+        yield start
+
+
+@contextmanager
+def engines(cache_dir: Path) -> Iterator[Start]:
+    """Starts engines, and ends those it started."""
     started: list[Running] = []
 
     def settings(flags: dict) -> Settings:

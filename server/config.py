@@ -52,6 +52,9 @@ class ServerSection(Section):
     """Threads of each HTTP process that decode images and tokenise."""
     request_timeout_s: PositiveFloat = 30.0
     """Deadline of a request that does not bring its own `X-Request-Timeout`, in seconds."""
+    client_timeout_s: PositiveFloat = 10.0
+    """How long a client may take to send a request's head, to send its body, and to take its
+    answer, in seconds. One that takes longer is cut off."""
     drain_timeout_s: PositiveFloat = 30.0
     """At shutdown, how long admitted requests may take to finish, in seconds."""
     max_body_bytes: PositiveInt = 8 * 2**20
@@ -77,7 +80,8 @@ class BatchingSection(Section):
     batch_timeout_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """How long the oldest sample may wait for others when the device is free. 0: not at all."""
     max_queue: PositiveInt = 256
-    """Most samples of one model waiting or running; beyond that requests get 429."""
+    """Most samples of one model waiting or running; beyond that requests get 429. Each HTTP
+    process has an equal share, so it may refuse sooner where connections fall unevenly."""
 
 
 class CompileSection(Section):
@@ -195,6 +199,16 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"compile.batch_buckets = {list(buckets)}: the largest must be "
                 f"batching.max_batch_size = {limit}; add {limit} or change max_batch_size"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_process_has_room(self) -> Settings:
+        processes, limit = self.server.api_processes, self.batching.max_queue
+        if limit < processes:
+            raise ValueError(
+                f"batching.max_queue = {limit}: at least 1 for each of server.api_processes = "
+                f"{processes}; raise it or lower api_processes"
             )
         return self
 

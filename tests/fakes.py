@@ -1,11 +1,13 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
-`Double` takes a tensor, `Tokens` a text of any length (two inputs, padded), `Colors` an image.
+`Double` takes a tensor, `Sleeps` takes its time as well, `Tokens` a text of any length (two
+inputs, padded), `Colors` an image.
 """
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -59,6 +61,23 @@ class Double(ServedModel):
 
     def example(self, batch: int, seq: int) -> Arrays:
         return {"x": np.random.default_rng(0).standard_normal((batch, 4), np.float32)}
+
+
+class Sleeps(Double):
+    """y = 2 x, once as many seconds have passed as the largest number of the batch says."""
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Sleep(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                time.sleep(float(x.max()))
+                return x * 2
+
+        return ready(Sleep(), device, dtype)
+
+    def example(self, batch: int, seq: int) -> Arrays:
+        return {"x": np.zeros((batch, 4), np.float32)}
 
 
 class Text(BaseModel):

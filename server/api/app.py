@@ -99,7 +99,7 @@ def make_api(settings: Settings, runtime: Runtime) -> Api:
     """What the routes share, not yet connected to the worker."""
     models = make_models(settings)
     board = Board(models)
-    share = max(1, settings.batching.max_queue // settings.server.api_processes)
+    share = settings.batching.max_queue // settings.server.api_processes
     return Api(
         settings=settings,
         models=models,

@@ -27,10 +27,13 @@ from server import metrics
 from server.api import encode
 from server.api.admission import Admission
 from server.api.decode import Body, Decoded, decode, is_cheap
+from server.api.disconnect import while_connected
 from server.api.health import Board
 from server.config import Settings
 from server.errors import (
     ClientGone,
+    ClientTooSlow,
+    DeadlineExceeded,
     GearshiftError,
     InferenceFailed,
     InvalidInput,
@@ -101,10 +104,13 @@ class Api:
         admission = self.admissions[name]
         with ExitStack() as admitted:
             admitted.enter_context(admission.request())
-            body = await self._read(request)
+            body = await self._read_in_time(request, deadline)
+            admitted.enter_context(while_connected(request.receive))
             decoded = await self._decode(body, model)
-            admitted.enter_context(admission.samples(len(decoded.samples) - 1))
+            admitted.enter_context(admission.whole(len(decoded.samples)))
             preprocess_s = time.perf_counter() - started
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded("the deadline passed before the samples were ready to run")
             samples = [Sample(inputs, deadline) for inputs in decoded.samples]
             replies = await self.client.run(name, samples)
         for reply in replies:
@@ -125,6 +131,19 @@ class Api:
         if not 0 < timeout_s < float("inf"):
             raise InvalidInput(f"X-Request-Timeout: {asked!r}; expected seconds, above 0")
         return timeout_s
+
+    async def _read_in_time(self, request: Request, deadline: float) -> Body:
+        limit_s = self.settings.server.client_timeout_s
+        left_s = deadline - time.monotonic()
+        try:
+            async with asyncio.timeout(min(left_s, limit_s)):
+                return await self._read(request)
+        except TimeoutError:
+            if left_s < limit_s:
+                raise DeadlineExceeded("the deadline passed before the body was there") from None
+            raise ClientTooSlow(
+                f"the body took over {limit_s:g} s (server.client_timeout_s)"
+            ) from None
 
     async def _read(self, request: Request) -> Body:
         limit = self.settings.server.max_body_bytes

@@ -15,7 +15,14 @@ from pydantic.json_schema import models_json_schema
 from models.base import ServedModel
 from server.api import decode, encode
 from server.api.forms import FORM
-from server.errors import ClientGone, GearshiftError, Overloaded, Unavailable, UnknownModel
+from server.errors import (
+    ClientGone,
+    GearshiftError,
+    ModeUnavailable,
+    Overloaded,
+    Unavailable,
+    UnknownModel,
+)
 from server.types import ModelStatus
 
 Schema = dict[str, Any]
@@ -98,10 +105,10 @@ def _bodies(models: Sequence[ServedModel]) -> Schema:
 
 
 def _problems(absent: tuple[type[GearshiftError], ...]) -> Schema:
-    """A response for each status of the error tree. ClientGone is one that nobody receives."""
+    """A response for each status of the error tree, but for what /predict never answers."""
     kinds: dict[int, list[type[GearshiftError]]] = {}
     for kind in _leaves(GearshiftError):
-        if kind not in (ClientGone, *absent):
+        if kind not in (ClientGone, ModeUnavailable, *absent):
             kinds.setdefault(kind.status, []).append(kind)
     return {str(status): _problem(same) for status, same in sorted(kinds.items())}
 

@@ -102,7 +102,8 @@ def test_every_error_that_a_client_can_meet_is_there_with_its_type():
         response = PREDICT["responses"][str(kind.status)]
         schema = response["content"]["application/problem+json"]["schema"]
         assert encode.problem_type(kind) in schema["allOf"][1]["properties"]["type"]["enum"]
-    assert sorted(PREDICT["responses"]) == ["200", "413", "415", "422", "429", "500", "503", "504"]
+    statuses = [200, 401, 408, 413, 415, 422, 429, 500, 503, 504]
+    assert sorted(PREDICT["responses"]) == [str(status) for status in statuses]
     assert set(PREDICT_BY["responses"]) == {*PREDICT["responses"], str(UnknownModel.status)}
     assert "Retry-After" in PREDICT["responses"]["429"]["headers"]
     assert "Retry-After" not in PREDICT["responses"]["422"]["headers"]

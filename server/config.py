@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -21,6 +29,7 @@ from pydantic_settings import (
 ENV_PREFIX = "GEARSHIFT_"
 
 PositiveInt = Annotated[int, Field(ge=1)]
+Key = Annotated[SecretStr, Field(min_length=16)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -61,6 +70,11 @@ class ServerSection(Section):
     """Largest request body, in bytes; larger ones get 413."""
     max_pixels: PositiveInt = 50_000_000
     """Largest image, width times height, looked up before it is decoded; larger ones get 413."""
+    api_key: Key | None = None
+    """Key that every request but `/livez` and `/readyz` has to bring, 16 characters or more:
+    `Authorization: Bearer KEY`. Never shown."""
+    admin_key: Key | None = None
+    """Key for `POST /admin/mode`, in the same header. Without it there are no admin routes."""
 
 
 class LogSection(Section):
@@ -235,6 +249,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
+SECRETS = ("server.api_key", "server.admin_key")
+
+
 def dotted_keys() -> list[str]:
     """Every dotted key that has a value: `mode`, `server.host`, `models`, `models.model`, ..."""
     return [
@@ -249,6 +266,11 @@ def field(key: str) -> FieldInfo:
     """Type, default and meaning of a dotted key."""
     table, _, name = key.rpartition(".")
     return SECTIONS[table].model_fields[name]
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a dotted key, or one below it, must not be shown."""
+    return any(secret == key or secret.startswith(f"{key}.") for secret in SECRETS)
 
 
 def env_name(key: str) -> str:

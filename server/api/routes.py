@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -29,16 +29,14 @@ from server.api.admission import Admission
 from server.api.decode import Body, Decoded, decode, is_cheap
 from server.api.disconnect import while_connected
 from server.api.health import Board
+from server.api.read import read
 from server.config import Settings
 from server.errors import (
-    ClientGone,
-    ClientTooSlow,
     DeadlineExceeded,
     GearshiftError,
     InferenceFailed,
     InvalidInput,
     Outcome,
-    PayloadTooLarge,
     UnknownModel,
 )
 from server.latency import LatencyWindow
@@ -104,7 +102,7 @@ class Api:
         admission = self.admissions[name]
         with ExitStack() as admitted:
             admitted.enter_context(admission.request())
-            body = await self._read_in_time(request, deadline)
+            body = await read(request, self.settings.server, deadline)
             admitted.enter_context(while_connected(request.receive))
             decoded = await self._decode(body, model)
             admitted.enter_context(admission.whole(len(decoded.samples)))
@@ -131,35 +129,6 @@ class Api:
         if not 0 < timeout_s < float("inf"):
             raise InvalidInput(f"X-Request-Timeout: {asked!r}; expected seconds, above 0")
         return timeout_s
-
-    async def _read_in_time(self, request: Request, deadline: float) -> Body:
-        limit_s = self.settings.server.client_timeout_s
-        left_s = deadline - time.monotonic()
-        try:
-            async with asyncio.timeout(min(left_s, limit_s)):
-                return await self._read(request)
-        except TimeoutError:
-            if left_s < limit_s:
-                raise DeadlineExceeded("the deadline passed before the body was there") from None
-            raise ClientTooSlow(
-                f"the body took over {limit_s:g} s (server.client_timeout_s)"
-            ) from None
-
-    async def _read(self, request: Request) -> Body:
-        limit = self.settings.server.max_body_bytes
-        too_large = PayloadTooLarge(f"the body is over {limit} bytes (server.max_body_bytes)")
-        announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > limit:
-            raise too_large
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-        content_type = request.headers.get("content-type", "")
-        return Body(content_type, b"".join(chunks), request.headers)
 
     async def _decode(self, body: Body, model: ServedModel) -> Decoded:
         limits = self.settings.server
@@ -195,6 +164,14 @@ class Api:
         return Response(text, media_type=METRICS_TYPE)
 
 
+async def problem(request: Request, raised: Exception) -> Response:
+    """What the routes beside /predict raise."""
+    assert isinstance(raised, GearshiftError), "registered for GearshiftError alone"
+    request_id = encode.request_id(request.headers.get("x-request-id"))
+    status, headers, body = encode.problem(raised, request_id)
+    return Response(body, status, headers)
+
+
 async def http_problem(request: Request, raised: Exception) -> Response:
     """What Starlette refuses itself (no such path, no such method), as problem+json too."""
     assert isinstance(raised, HTTPException), "registered for HTTPException alone"
@@ -210,7 +187,5 @@ def _json(body: object, status: int = 200) -> Response:
 def _as_ours(raised: Exception, request_id: str) -> GearshiftError:
     if isinstance(raised, GearshiftError):
         return raised
-    if isinstance(raised, ClientDisconnect):
-        return ClientGone("the client closed the connection while it sent its body")
     log.error("unexpected", exc_info=raised, extra={"request_id": request_id})
     return InferenceFailed(UNEXPECTED)

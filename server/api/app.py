@@ -26,6 +26,7 @@ from server import __version__
 from server import log as logs
 from server.api.admin import Admin
 from server.api.admission import Admission
+from server.api.connection import Connection
 from server.api.health import Board
 from server.api.keys import Keys
 from server.api.routes import Api, http_problem, problem
@@ -65,7 +66,7 @@ def serve(settings: Settings, runtime: Runtime) -> None:
         log_config=None,
         access_log=False,
         loop="uvloop",
-        http="httptools",
+        http=partial(Connection, timeout_s=settings.server.client_timeout_s),
         ws="none",
         lifespan="on",
     )

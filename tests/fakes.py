@@ -1,7 +1,7 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
 `Double` takes a tensor, `Sleeps` takes its time as well, `Tokens` a text of any length (two
-inputs, padded), `Colors` an image.
+inputs, padded), `Colors` an image. `Raises` goes wrong.
 """
 
 from __future__ import annotations
@@ -78,6 +78,33 @@ class Sleeps(Double):
 
     def example(self, batch: int, seq: int) -> Arrays:
         return {"x": np.zeros((batch, 4), np.float32)}
+
+
+class Raises(Double):
+    """Raises where the first number says: 1 before it runs, 2 while it does, 3 after that."""
+
+    text = "cannot open /srv/secret/weights.pt"
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Raise(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if bool((x[:, 0] == 2).any()):
+                    raise ValueError(Raises.text)
+                return x * 2
+
+        return ready(Raise(), device, dtype)
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        if payload["x"][0] == 1:
+            raise ValueError(self.text)
+        return super().preprocess(payload)
+
+    def postprocess(self, outputs: Arrays) -> Any:
+        if outputs["y"][0] == 6:
+            raise ValueError(self.text)
+        return super().postprocess(outputs)
 
 
 class Text(BaseModel):

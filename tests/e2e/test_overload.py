@@ -32,6 +32,7 @@ def server(start, tmp_path_factory):
     file = tmp_path_factory.mktemp("overload") / "config.toml"
     file.write_text(CONFIG)
     models = [flag for name in NAMES for flag in ("--model", f"{name}=tests.fakes:Sleeps")]
+    models += ["--model", "raises=tests.fakes:Raises"]
     return start("--config", str(file), *models, "--mode", "eager")
 
 
@@ -116,6 +117,17 @@ async def test_what_waits_beyond_its_deadline_is_told_at_its_deadline_and_never_
     assert (await busy).status == 200
     assert (await post(server, "late", sample(0))).status == 200
     assert metric(server, "gearshift_batch_size_sum", model="late") == 2
+
+
+@pytest.mark.parametrize("where", [1, 2, 3])
+def test_what_a_model_raises_is_for_the_log_and_not_for_the_client(server, where):
+    headers = {"X-Request-Id": f"broken-{where}"}
+    answer = server.http.post("/models/raises/predict", json=sample(where), headers=headers)
+    assert answer.status_code == 500
+    assert answer.json()["request_id"] == f"broken-{where}"
+    for hidden in ("secret", "ValueError", "Traceback", ".py"):
+        assert hidden not in answer.text
+    assert "/srv/secret/weights.pt" in server.log.read_text()
 
 
 @dataclass

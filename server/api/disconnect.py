@@ -7,8 +7,7 @@ pay. Knows ASGI's `receive`, not what the work is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from starlette.types import Receive
 
@@ -17,47 +16,40 @@ from server.errors import ClientGone
 UNWATCHED_S = 0.01
 
 
-@contextmanager
-def while_connected(receive: Receive) -> Iterator[None]:
-    """Cancels its block, as ClientGone, when the client closes the connection.
+class WhileConnected:
+    """A block that is cancelled, as ClientGone, when the client closes the connection.
 
-    The request's body has to be read before.
+    The request's body has to be read before. A class, not a generator: it is on the way of every
+    request.
     """
-    watch = _Watch(receive)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if watch.stop() and watch.task.uncancel() == 0:
-            raise ClientGone("the client closed the connection before its answer") from None
-        raise
-    finally:
-        watch.stop()
 
-
-class _Watch:
-    """Cancels the task that made it once `receive` tells that the client is gone."""
+    __slots__ = ("_is_gone", "_receive", "_task", "_timer", "_watching")
 
     def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_gone = False
+        self._watching: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "requests are answered in tasks"
-        self.task = task
-        self._receive = receive
-        self._gone = False
-        self._watching: asyncio.Task[None] | None = None
-        self._timer = task.get_loop().call_later(UNWATCHED_S, self._start)
+        self._task = task
+        self._timer = task.get_loop().call_later(UNWATCHED_S, self._watch)
 
-    def _start(self) -> None:
-        self._watching = self.task.get_loop().create_task(self._until_gone())
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        if kind is asyncio.CancelledError and self._is_gone and self._task.uncancel() == 0:
+            raise ClientGone("the client closed the connection before its answer") from None
+
+    def _watch(self) -> None:
+        self._watching = asyncio.create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        self.task.cancel()
-
-    def stop(self) -> bool:
-        """Whether it was this that cancelled the task; it will not do so any more."""
-        self._timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-        return self._gone
+        self._is_gone = True
+        self._task.cancel()

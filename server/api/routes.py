@@ -27,7 +27,7 @@ from server import metrics
 from server.api import encode
 from server.api.admission import Admission
 from server.api.decode import Body, Decoded, decode, is_cheap
-from server.api.disconnect import while_connected
+from server.api.disconnect import WhileConnected
 from server.api.health import Board
 from server.api.read import read
 from server.config import Settings
@@ -103,7 +103,7 @@ class Api:
         with ExitStack() as admitted:
             admitted.enter_context(admission.request())
             body = await read(request, self.settings.server, deadline)
-            admitted.enter_context(while_connected(request.receive))
+            admitted.enter_context(WhileConnected(request.receive))
             decoded = await self._decode(body, model)
             admitted.enter_context(admission.whole(len(decoded.samples)))
             preprocess_s = time.perf_counter() - started

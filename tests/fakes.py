@@ -1,7 +1,7 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
 `Double` takes a tensor, `Sleeps` takes its time as well, `Tokens` a text of any length (two
-inputs, padded), `Colors` an image. `Raises` goes wrong.
+inputs, padded), `Colors` an image. `Raises` goes wrong, `Wide` answers at length.
 """
 
 from __future__ import annotations
@@ -78,6 +78,21 @@ class Sleeps(Double):
 
     def example(self, batch: int, seq: int) -> Arrays:
         return {"x": np.zeros((batch, 4), np.float32)}
+
+
+class Wide(Double):
+    """Says the first number a hundred thousand times: an answer of about a megabyte."""
+
+    outputs = (TensorSpec("y", "float32", ("batch", 100_000)),)
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Repeat(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x[:, :1].repeat(1, 100_000)
+
+        return ready(Repeat(), device, dtype)
 
 
 class Raises(Double):

@@ -54,20 +54,22 @@ def server(start):
     assert not re.search("ERROR|Traceback", server.log.read_text())
 
 
-@pytest.fixture(scope="module")
-def document(server):
-    return schemathesis.openapi.from_url(f"{server.http.base_url}/openapi.json")
+def test_what_the_document_allows_is_answered_as_it_says(server):
+    document = schemathesis.openapi.from_url(f"{server.http.base_url}/openapi.json")
+    asked = 0
+    for operation in document.get_all_operations():
 
+        @given(operation.ok().as_strategy())
+        @settings(bounded, max_examples=40)
+        def ask_for(case: schemathesis.Case) -> None:
+            nonlocal asked
+            asked += 1
+            answer = case.call(timeout=ANSWER_S)
+            assert answer.status_code != 500
+            case.validate_response(answer, checks=CHECKS)
 
-schema = schemathesis.pytest.from_fixture("document")
-
-
-@schema.parametrize()
-@settings(bounded, max_examples=40)
-def test_what_the_document_allows_is_answered_as_it_says(case):
-    answer = case.call(timeout=ANSWER_S)
-    assert answer.status_code != 500
-    case.validate_response(answer, checks=CHECKS)
+        ask_for()
+    assert asked > 80
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -21,6 +29,7 @@ from pydantic_settings import (
 ENV_PREFIX = "GEARSHIFT_"
 
 PositiveInt = Annotated[int, Field(ge=1)]
+Key = Annotated[SecretStr, Field(min_length=16)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -52,12 +61,20 @@ class ServerSection(Section):
     """Threads of each HTTP process that decode images and tokenise."""
     request_timeout_s: PositiveFloat = 30.0
     """Deadline of a request that does not bring its own `X-Request-Timeout`, in seconds."""
+    client_timeout_s: PositiveFloat = 10.0
+    """How long a client may take to send a request's head, to send its body, and to take its
+    answer, in seconds. One that takes longer is cut off."""
     drain_timeout_s: PositiveFloat = 30.0
     """At shutdown, how long admitted requests may take to finish, in seconds."""
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request body, in bytes; larger ones get 413."""
     max_pixels: PositiveInt = 50_000_000
     """Largest image, width times height, looked up before it is decoded; larger ones get 413."""
+    api_key: Key | None = None
+    """Key that every request but `/livez` and `/readyz` has to bring, 16 characters or more:
+    `Authorization: Bearer KEY`. Never shown."""
+    admin_key: Key | None = None
+    """Key for `POST /admin/mode`, in the same header. Without it there are no admin routes."""
 
 
 class LogSection(Section):
@@ -77,7 +94,8 @@ class BatchingSection(Section):
     batch_timeout_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """How long the oldest sample may wait for others when the device is free. 0: not at all."""
     max_queue: PositiveInt = 256
-    """Most samples of one model waiting or running; beyond that requests get 429."""
+    """Most samples of one model waiting or running; beyond that requests get 429. Each HTTP
+    process has an equal share, so it may refuse sooner where connections fall unevenly."""
 
 
 class CompileSection(Section):
@@ -198,6 +216,16 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _every_process_has_room(self) -> Settings:
+        processes, limit = self.server.api_processes, self.batching.max_queue
+        if limit < processes:
+            raise ValueError(
+                f"batching.max_queue = {limit}: at least 1 for each of server.api_processes = "
+                f"{processes}; raise it or lower api_processes"
+            )
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -221,6 +249,9 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
+SECRETS = ("server.api_key", "server.admin_key")
+
+
 def dotted_keys() -> list[str]:
     """Every dotted key that has a value: `mode`, `server.host`, `models`, `models.model`, ..."""
     return [
@@ -235,6 +266,11 @@ def field(key: str) -> FieldInfo:
     """Type, default and meaning of a dotted key."""
     table, _, name = key.rpartition(".")
     return SECTIONS[table].model_fields[name]
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a dotted key, or one below it, must not be shown."""
+    return any(secret == key or secret.startswith(f"{key}.") for secret in SECRETS)
 
 
 def env_name(key: str) -> str:

@@ -3,8 +3,11 @@
     GearshiftError
     ├── InvalidInput          422  not decodable, wrong shape, dtype or range
     ├── UnsupportedMedia      415  a content type no decoder takes
+    ├── Unauthorized          401  no key, or a wrong one
     ├── UnknownModel          404
-    ├── PayloadTooLarge       413  body, or decoded size
+    ├── ClientTooSlow         408  its body took too long
+    ├── ModeUnavailable       409  a mode that the server was not started for
+    ├── PayloadTooLarge       413  body, list, or decoded size
     ├── Overloaded            429  queue full
     ├── Unavailable           503
     │   ├── NotReady               still loading or warming up
@@ -50,14 +53,32 @@ class UnsupportedMedia(GearshiftError):
     status, title, outcome = 415, "Unsupported media type", "invalid"
 
 
+class Unauthorized(GearshiftError):
+    """The server has a key, and this request does not bring it."""
+
+    status, title, outcome = 401, "Unauthorized", "invalid"
+
+
 class UnknownModel(GearshiftError):
     """No model of that name is served: `detail` lists those that are."""
 
     status, title, outcome = 404, "Unknown model", "invalid"
 
 
+class ClientTooSlow(GearshiftError):
+    """The body did not come in time: `detail` names the limit."""
+
+    status, title, outcome = 408, "Request timeout", "timeout"
+
+
+class ModeUnavailable(GearshiftError):
+    """The server cannot shift to that mode: `detail` says what would let it."""
+
+    status, title, outcome = 409, "Mode unavailable", "invalid"
+
+
 class PayloadTooLarge(GearshiftError):
-    """The body, or what it would decode to, is over the limit: `detail` names the limit."""
+    """The body, the list, or what it would decode to, is over the limit: `detail` names it."""
 
     status, title, outcome = 413, "Payload too large", "invalid"
 

@@ -8,6 +8,7 @@ the worker records batches and its device. Knows no HTTP and no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,7 +18,9 @@ from prometheus_client.registry import Collector
 from server import __version__
 from server.errors import Outcome
 from server.latency import WINDOW_S, LatencyWindow
-from server.types import BatchRecord, BucketStatus, DeviceRecord, ModelStatus, Reply
+from server.types import BatchRecord, BucketStatus, DeviceRecord, Mode, ModelStatus, Reply
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 # Fine where compiled models live (below 10 ms), then doubling to half a minute.
 DURATION_BOUNDARIES_S = (
@@ -168,7 +171,7 @@ FALLBACKS = Counter(
 )
 MODE_ACTIVE = Gauge(
     "gearshift_mode_active",
-    "1 for the mode a model is served in.",
+    "1 for the mode a model is served in, 0 for the other.",
     ["model", "mode"],
     multiprocess_mode="livemostrecent",
 )
@@ -232,9 +235,11 @@ class DeviceRecorder:
 
 def record_status(status: ModelStatus) -> None:
     """What the worker says of a model."""
-    labels = (status.name, status.mode)
+    # Only what compiles has buckets, and keeps them when it serves eager for a while.
+    labels = (status.name, "compiled" if status.buckets else status.mode)
     READY.labels(*labels).set(status.state == "ready")
-    MODE_ACTIVE.labels(*labels).set(1)
+    for mode in MODES:
+        MODE_ACTIVE.labels(status.name, mode).set(mode == status.mode)
     if status.warmup_s is not None:
         WARMUP_SECONDS.labels(*labels).set(status.warmup_s)
     for bucket in status.buckets:

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+
+from server.types import Mode
 
 
 class StartupError(Exception):
@@ -57,6 +60,20 @@ class Runtime:
             return {}
         lines = self._given_up.read_text(encoding="utf-8").splitlines()
         return {(model, bucket): reason for model, bucket, reason in map(json.loads, lines)}
+
+    def shift(self, mode: Mode) -> None:
+        """Leave word, for the next worker, of the mode that was asked for while serving."""
+        self._shifted.write_text(mode, encoding="utf-8")
+
+    def shifted(self) -> Mode | None:
+        """The mode that was asked for last, if any was."""
+        if not self._shifted.exists():
+            return None
+        return cast(Mode, self._shifted.read_text(encoding="utf-8"))
+
+    @property
+    def _shifted(self) -> Path:
+        return self.directory / "shifted"
 
     @property
     def _given_up(self) -> Path:

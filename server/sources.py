@@ -20,12 +20,14 @@ from pydantic_settings import EnvSettingsSource
 
 from server.config import (
     ENV_PREFIX,
+    SECRETS,
     SECTIONS,
     ConfigError,
     Settings,
     dotted_keys,
     env_name,
     field,
+    is_secret,
 )
 
 ENV_CONFIG = "GEARSHIFT_CONFIG"
@@ -52,14 +54,21 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
 
 
 def to_toml(settings: Settings) -> str:
-    """The settings as a config file that `load` reads back as the same."""
+    """The settings as a config file that `load` reads back as the same, but for secrets."""
     tables = settings.model_dump(mode="json", exclude_none=True)
     models = tables.pop("models")
     top = {key: tables.pop(key) for key in list(tables) if not isinstance(tables[key], dict)}
-    blocks = [_block(top)]
+    hidden = [key for key in SECRETS if _take(tables, key) is not None]
+    blocks = [f"# Set, and not shown: {', '.join(hidden)}"] if hidden else []
+    blocks += [_block(top)]
     blocks += [f"[{name}]\n{_block(table)}" for name, table in tables.items()]
     blocks += [f"[[models]]\n{_block(model)}" for model in models]
     return "\n\n".join(blocks) + "\n"
+
+
+def _take(tables: Mapping[str, Any], key: str) -> Any:
+    table, _, name = key.partition(".")
+    return tables[table].pop(name, None)
 
 
 def _block(table: Mapping[str, Any]) -> str:
@@ -132,7 +141,8 @@ def _explain(error: ValidationError, layers: Mapping[str, Any]) -> Iterator[str]
             yield f"{key}: has to be given (from {_origin(loc[:-1], layers)})"
         else:
             message = f"{message[0].lower()}{message[1:]}"
-            yield f"{key} = {problem['input']!r}: {message} (from {_origin(loc, layers)})"
+            shown = "..." if is_secret(key) else repr(problem["input"])
+            yield f"{key} = {shown}: {message} (from {_origin(loc, layers)})"
 
 
 def _origin(loc: tuple[int | str, ...], layers: Mapping[str, Any]) -> str:

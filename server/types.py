@@ -91,7 +91,10 @@ class BucketStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """What the worker says of one model. `facts` is what ServedModel.describe gave."""
+    """What the worker says of one model. `facts` is what ServedModel.describe gave.
+
+    `mode` is what batches run in now, `modes` what they can be shifted between.
+    """
 
     name: str
     state: ModelState = "loading"
@@ -101,6 +104,7 @@ class ModelStatus:
     detail: str = ""
     load_s: float | None = None
     warmup_s: float | None = None
+    modes: tuple[Mode, ...] = ()
     buckets: tuple[BucketStatus, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 

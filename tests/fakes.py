@@ -1,11 +1,13 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
-`Double` takes a tensor, `Tokens` a text of any length (two inputs, padded), `Colors` an image.
+`Double` takes a tensor, `Sleeps` takes its time as well, `Tokens` a text of any length (two
+inputs, padded), `Colors` an image. `Raises` goes wrong, `Wide` answers at length.
 """
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -59,6 +61,65 @@ class Double(ServedModel):
 
     def example(self, batch: int, seq: int) -> Arrays:
         return {"x": np.random.default_rng(0).standard_normal((batch, 4), np.float32)}
+
+
+class Sleeps(Double):
+    """y = 2 x, once as many seconds have passed as the largest number of the batch says."""
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Sleep(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                time.sleep(float(x.max()))
+                return x * 2
+
+        return ready(Sleep(), device, dtype)
+
+    def example(self, batch: int, seq: int) -> Arrays:
+        return {"x": np.zeros((batch, 4), np.float32)}
+
+
+class Wide(Double):
+    """Says the first number a hundred thousand times: an answer of about a megabyte."""
+
+    outputs = (TensorSpec("y", "float32", ("batch", 100_000)),)
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Repeat(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x[:, :1].repeat(1, 100_000)
+
+        return ready(Repeat(), device, dtype)
+
+
+class Raises(Double):
+    """Raises where the first number says: 1 before it runs, 2 while it does, 3 after that."""
+
+    text = "cannot open /srv/secret/weights.pt"
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Raise(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if bool((x[:, 0] == 2).any()):
+                    raise ValueError(Raises.text)
+                return x * 2
+
+        return ready(Raise(), device, dtype)
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        if payload["x"][0] == 1:
+            raise ValueError(self.text)
+        return super().preprocess(payload)
+
+    def postprocess(self, outputs: Arrays) -> Any:
+        if outputs["y"][0] == 6:
+            raise ValueError(self.text)
+        return super().postprocess(outputs)
 
 
 class Text(BaseModel):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
+from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from server import config, sources
@@ -144,6 +145,11 @@ def test_every_problem_gets_a_line_with_key_value_remedy_and_origin(monkeypatch)
             " add 8 or change max_batch_size",
         ),
         (
+            "[server]\napi_processes = 3\n[batching]\nmax_queue = 2",
+            "batching.max_queue = 2: at least 1 for each of server.api_processes = 3;"
+            " raise it or lower api_processes",
+        ),
+        (
             "[server]\nrequest_timeout_s = inf",
             "server.request_timeout_s = inf: input should be a finite number (from config.toml)",
         ),
@@ -182,6 +188,32 @@ def test_a_file_that_is_not_there_or_not_toml_is_refused():
     with pytest.raises(config.ConfigError, match=r"none\.toml: cannot be read \(No such file"):
         sources.load(Path("none.toml"))
     assert refusal("mode =")[0].startswith("config.toml: not valid TOML: ")
+
+
+# What is not shown
+
+SECRET = "correct-horse-battery"
+
+
+def test_a_key_is_read_from_file_and_environment_and_never_written(monkeypatch):
+    monkeypatch.setenv("GEARSHIFT_SERVER__ADMIN_KEY", SECRET)
+    settings = sources.load(write(f'[server]\napi_key = "{SECRET}"'))
+    assert settings.server.api_key.get_secret_value() == SECRET
+    assert settings.server.admin_key.get_secret_value() == SECRET
+    written = sources.to_toml(settings)
+    assert "Set, and not shown: server.api_key, server.admin_key" in written
+    assert SECRET not in written + repr(settings) + str(settings)
+    assert sources.load(write(written, "written.toml")).server.api_key is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[server]\napi_key = "too short, me"', '[[server]]\napi_key = "too short, me"'],
+)
+def test_a_key_that_is_refused_is_not_shown_either(text):
+    (line,) = refusal(text)
+    assert line.startswith(("server.api_key = ...: ", "server = ...: "))
+    assert "too short" not in line
 
 
 # What is written down
@@ -241,6 +273,7 @@ def type_name(annotation) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{json.dumps(kind)}`" for kind in kinds)
     names = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
+    names[SecretStr] = "secret"
     plain = kinds[0] if kinds else annotation
     return names.get(getattr(plain, "__origin__", plain), "table")
 

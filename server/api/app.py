@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,12 +24,16 @@ from starlette.exceptions import HTTPException
 
 from server import __version__
 from server import log as logs
+from server.api.admin import Admin
 from server.api.admission import Admission
+from server.api.connection import Connection
 from server.api.health import Board
-from server.api.routes import Api, http_problem
+from server.api.keys import Keys
+from server.api.routes import Api, http_problem, problem
 from server.api.schemas import openapi
 from server.catalogue import make_models
 from server.config import Settings
+from server.errors import GearshiftError
 from server.latency import LatencyWindow
 from server.link.client import WorkerClient
 from server.link.worker import WorkerAPI
@@ -61,7 +66,8 @@ def serve(settings: Settings, runtime: Runtime) -> None:
         log_config=None,
         access_log=False,
         loop="uvloop",
-        http="httptools",
+        http=partial(Connection, timeout_s=settings.server.client_timeout_s),
+        ws="none",
         lifespan="on",
     )
     if (reason := runtime.failure()) is not None:
@@ -88,18 +94,23 @@ def equip(app: FastAPI, settings: Settings, runtime: Runtime) -> None:
     # LitServe's own /predict, /health and /info go, and its gzip: answers are small, and
     # compressing them costs more than it saves.
     kept = [route for route in app.router.routes if getattr(route, "path", "") in KEPT_ROUTES]
-    app.router.routes[:] = [*api.routes(), *kept]
+    admin = Admin(settings.server, api.board, api.client)
+    app.router.routes[:] = [*api.routes(), *admin.routes(), *kept]
     app.user_middleware.clear()
+    if settings.server.api_key or settings.server.admin_key:
+        app.add_middleware(Keys, section=settings.server)
+    app.add_exception_handler(GearshiftError, problem)
     app.add_exception_handler(HTTPException, http_problem)
     app.router.lifespan_context = lifespan(api)
-    app.openapi = lambda: openapi(list(api.models.values()), __version__)  # type: ignore[method-assign]
+    document = partial(openapi, list(api.models.values()), __version__, settings.server)
+    app.openapi = document  # type: ignore[method-assign]
 
 
 def make_api(settings: Settings, runtime: Runtime) -> Api:
     """What the routes share, not yet connected to the worker."""
     models = make_models(settings)
     board = Board(models)
-    share = max(1, settings.batching.max_queue // settings.server.api_processes)
+    share = settings.batching.max_queue // settings.server.api_processes
     return Api(
         settings=settings,
         models=models,

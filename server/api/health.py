@@ -6,15 +6,16 @@ of requests.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from models.base import ServedModel
 from server import __version__
-from server.errors import NotReady
+from server.errors import ModeUnavailable, NotReady
 from server.metrics import record_status
-from server.types import BucketState, ModelStatus
+from server.types import BucketState, Mode, ModelStatus
 
 DONE: tuple[BucketState, ...] = ("compiled", "eager")
 
@@ -25,7 +26,7 @@ class Board:
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
         self._statuses = {name: ModelStatus(name) for name in models}
-        self._mode = "eager"
+        self._changed = asyncio.Event()
 
     def on_status(self, status: ModelStatus) -> None:
         """The worker told how a model is; its facts configure the model here before it is ready."""
@@ -33,6 +34,7 @@ class Board:
             self._models[status.name].configure(status.facts)
         self._statuses[status.name] = status
         record_status(status)
+        self._changed.set()
 
     def on_lost(self) -> None:
         """The worker is gone: nothing is ready until it is back and says so."""
@@ -48,6 +50,22 @@ class Board:
         status = self._statuses[model]
         if status.state != "ready":
             raise NotReady(f"{model}: {_describe(status)}", retry_after_s=1)
+
+    def require_mode(self, mode: Mode) -> None:
+        """Raises NotReady, or ModeUnavailable where some model cannot be shifted to `mode`."""
+        for name, status in self._statuses.items():
+            self.require_ready(name)
+            if mode not in status.modes:
+                raise ModeUnavailable(
+                    f"{name} can run {' or '.join(status.modes)} only: start the server with "
+                    f"--mode {mode}, which can shift between both"
+                )
+
+    async def shifted(self, mode: Mode) -> None:
+        """Returns once every model is served in `mode`."""
+        while any(status.mode != mode for status in self._statuses.values()):
+            self._changed.clear()
+            await self._changed.wait()
 
     @property
     def ready(self) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -27,15 +27,16 @@ from server import metrics
 from server.api import encode
 from server.api.admission import Admission
 from server.api.decode import Body, Decoded, decode, is_cheap
+from server.api.disconnect import WhileConnected
 from server.api.health import Board
+from server.api.read import read
 from server.config import Settings
 from server.errors import (
-    ClientGone,
+    DeadlineExceeded,
     GearshiftError,
     InferenceFailed,
     InvalidInput,
     Outcome,
-    PayloadTooLarge,
     UnknownModel,
 )
 from server.latency import LatencyWindow
@@ -101,10 +102,13 @@ class Api:
         admission = self.admissions[name]
         with ExitStack() as admitted:
             admitted.enter_context(admission.request())
-            body = await self._read(request)
+            body = await read(request, self.settings.server, deadline)
+            admitted.enter_context(WhileConnected(request.receive))
             decoded = await self._decode(body, model)
-            admitted.enter_context(admission.samples(len(decoded.samples) - 1))
+            admitted.enter_context(admission.whole(len(decoded.samples)))
             preprocess_s = time.perf_counter() - started
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded("the deadline passed before the samples were ready to run")
             samples = [Sample(inputs, deadline) for inputs in decoded.samples]
             replies = await self.client.run(name, samples)
         for reply in replies:
@@ -125,22 +129,6 @@ class Api:
         if not 0 < timeout_s < float("inf"):
             raise InvalidInput(f"X-Request-Timeout: {asked!r}; expected seconds, above 0")
         return timeout_s
-
-    async def _read(self, request: Request) -> Body:
-        limit = self.settings.server.max_body_bytes
-        too_large = PayloadTooLarge(f"the body is over {limit} bytes (server.max_body_bytes)")
-        announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > limit:
-            raise too_large
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-        content_type = request.headers.get("content-type", "")
-        return Body(content_type, b"".join(chunks), request.headers)
 
     async def _decode(self, body: Body, model: ServedModel) -> Decoded:
         limits = self.settings.server
@@ -176,6 +164,14 @@ class Api:
         return Response(text, media_type=METRICS_TYPE)
 
 
+async def problem(request: Request, raised: Exception) -> Response:
+    """What the routes beside /predict raise."""
+    assert isinstance(raised, GearshiftError), "registered for GearshiftError alone"
+    request_id = encode.request_id(request.headers.get("x-request-id"))
+    status, headers, body = encode.problem(raised, request_id)
+    return Response(body, status, headers)
+
+
 async def http_problem(request: Request, raised: Exception) -> Response:
     """What Starlette refuses itself (no such path, no such method), as problem+json too."""
     assert isinstance(raised, HTTPException), "registered for HTTPException alone"
@@ -191,7 +187,5 @@ def _json(body: object, status: int = 200) -> Response:
 def _as_ours(raised: Exception, request_id: str) -> GearshiftError:
     if isinstance(raised, GearshiftError):
         return raised
-    if isinstance(raised, ClientDisconnect):
-        return ClientGone("the client closed the connection while it sent its body")
     log.error("unexpected", exc_info=raised, extra={"request_id": request_id})
     return InferenceFailed(UNEXPECTED)

@@ -7,7 +7,7 @@ what they do not. Knows nothing of how requests are routed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
@@ -15,8 +15,23 @@ from pydantic.json_schema import models_json_schema
 from models.base import ServedModel
 from server.api import decode, encode
 from server.api.forms import FORM
-from server.errors import ClientGone, GearshiftError, Overloaded, Unavailable, UnknownModel
-from server.types import ModelStatus
+from server.api.keys import PROBES
+from server.config import ServerSection
+from server.errors import (
+    ClientGone,
+    ClientTooSlow,
+    DeadlineExceeded,
+    GearshiftError,
+    InvalidInput,
+    ModeUnavailable,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+)
+from server.types import Mode, ModelStatus
 
 Schema = dict[str, Any]
 
@@ -24,6 +39,11 @@ _STRING: Schema = {"type": "string"}
 _INTEGER: Schema = {"type": "integer"}
 _BOOLEAN: Schema = {"type": "boolean"}
 _BINARY: Schema = {"type": "string", "format": "binary"}
+_BEARER: Schema = {"type": "http", "scheme": "bearer"}
+_ADMIN_PROBLEMS = (
+    *(Unauthorized, ClientTooSlow, ModeUnavailable, PayloadTooLarge, InvalidInput, NotReady),
+    DeadlineExceeded,
+)
 _RESPONSE_HEADERS = {
     "X-Request-Id": "The request's own id, or a new one.",
     "X-Gearshift-Mode": "`eager` or `compiled`; `mixed` when the samples of a list differ.",
@@ -41,11 +61,11 @@ _REQUEST_HEADERS = {
 }
 
 
-def openapi(models: Sequence[ServedModel], version: str) -> Schema:
+def openapi(models: Sequence[ServedModel], version: str, section: ServerSection) -> Schema:
     """OpenAPI 3.1 for a server of `models`; `/predict` goes to the first."""
     names = [model.name for model in models]
     name = {"name": "name", "in": "path", "required": True, "schema": {"enum": names}}
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {"title": "Gearshift", "version": version},
         "paths": {
@@ -65,19 +85,55 @@ def openapi(models: Sequence[ServedModel], version: str) -> Schema:
             },
         },
     }
+    if section.api_key is not None:
+        _add_key(document)
+    if section.admin_key is not None:
+        _add_admin(document)
+    return document
+
+
+def _add_key(document: Schema) -> None:
+    """Everything needs the key, but for the probes."""
+    document["components"].setdefault("securitySchemes", {})["key"] = _BEARER
+    document["security"] = [{"key": []}]
+    for path, item in document["paths"].items():
+        if path in PROBES:
+            item["get"]["security"] = []
+        elif "get" in item:
+            item["get"]["responses"] |= _problems([Unauthorized])
+
+
+def _add_admin(document: Schema) -> None:
+    document["components"].setdefault("securitySchemes", {})["adminKey"] = _BEARER
+    schema = _object(mode={"enum": list(get_args(Mode))})
+    content = {encode.JSON: {"schema": schema}}
+    document["paths"]["/admin/mode"] = {
+        "post": {
+            "operationId": "shift",
+            "summary": "Run every model in another mode from now on, without a restart",
+            "security": [{"adminKey": []}],
+            "requestBody": {"required": True, "content": content},
+            "responses": {
+                "200": {"description": "It runs in that mode", "content": content},
+                **_problems(_ADMIN_PROBLEMS),
+            },
+        }
+    }
 
 
 def _predict(
     operation: str, models: Sequence[ServedModel], absent: tuple[type[GearshiftError], ...] = ()
 ) -> Schema:
     answer = _json("A prediction for a sample, a list of them for a list", "Answer")
+    never = (ClientGone, ModeUnavailable, *absent)
+    problems = _problems(kind for kind in _leaves(GearshiftError) if kind not in never)
     made = [key for key in _RESPONSE_HEADERS if key != "Retry-After"]
     return {
         "operationId": operation,
         "summary": f"Predict with {' or '.join(model.name for model in models)}",
         "parameters": [_ref("parameters", key) for key in _REQUEST_HEADERS],
         "requestBody": {"required": True, "content": _bodies(models)},
-        "responses": {"200": answer | {"headers": _headers(made)}} | _problems(absent),
+        "responses": {"200": answer | {"headers": _headers(made)}} | problems,
     }
 
 
@@ -97,13 +153,12 @@ def _bodies(models: Sequence[ServedModel]) -> Schema:
     return content
 
 
-def _problems(absent: tuple[type[GearshiftError], ...]) -> Schema:
-    """A response for each status of the error tree. ClientGone is one that nobody receives."""
-    kinds: dict[int, list[type[GearshiftError]]] = {}
-    for kind in _leaves(GearshiftError):
-        if kind not in (ClientGone, *absent):
-            kinds.setdefault(kind.status, []).append(kind)
-    return {str(status): _problem(same) for status, same in sorted(kinds.items())}
+def _problems(kinds: Iterable[type[GearshiftError]]) -> Schema:
+    """A response for each status among `kinds`."""
+    by_status: dict[int, list[type[GearshiftError]]] = {}
+    for kind in kinds:
+        by_status.setdefault(kind.status, []).append(kind)
+    return {str(status): _problem(same) for status, same in sorted(by_status.items())}
 
 
 def _leaves(kind: type[GearshiftError]) -> list[type[GearshiftError]]:

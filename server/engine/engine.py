@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,7 @@ from server.engine.devices import StartFailed, pick_device, pick_dtype
 from server.engine.environment import configure_thread
 from server.engine.loading import layout_of, load_module
 from server.engine.preflight import blocking_reason
-from server.engine.runner import make_runner
+from server.engine.runner import make_runners
 from server.engine.tensors import seq_length
 from server.errors import InferenceFailed, NotReady, UnknownModel
 from server.types import (
@@ -69,8 +69,13 @@ class Lane:
     model: ServedModel
     status: ModelStatus
     grid: Grid | None = None
-    runner: Runner | None = None
+    runners: dict[Mode, Runner] = field(default_factory=dict)
     weight_bytes: int = 0
+
+    @property
+    def runner(self) -> Runner:
+        """That of the mode it is in; a model that is not loaded has none."""
+        return self.runners[self.status.mode]
 
 
 class Engine:
@@ -82,13 +87,18 @@ class Engine:
         settings: Settings,
         listener: Listener,
         skipped: Mapping[tuple[str, str], str] = NOTHING_SKIPPED,
+        shifted: Mode | None = None,
     ) -> None:
-        """`skipped` (model, bucket) are served eager without a try, for the reason given."""
+        """`skipped` (model, bucket) are served eager without a try, for the reason given.
+
+        `shifted` is the mode to serve in, where it is not the one to start in.
+        """
         assert settings.mode != "auto", "auto is resolved by whoever starts engines"
         self._mode: Mode = settings.mode
         self._settings = settings
         self._listener = listener
         self._skipped = skipped
+        self._shifted = shifted or self._mode
         self._device = torch.device("cpu")
         self._dtype = pick_dtype(settings.dtype)
         self._lanes = {
@@ -115,6 +125,16 @@ class Engine:
     def statuses(self) -> list[ModelStatus]:
         """What is known of each model now."""
         return [lane.status for lane in self._lanes.values()]
+
+    def set_mode(self, mode: Mode) -> None:
+        """Run what is taken from the queues from now on in `mode`, one of each model's `modes`.
+
+        Only while every model is ready: then nothing but this changes a status.
+        """
+        for lane in self._lanes.values():
+            assert lane.status.state == "ready", "whoever asks has seen that it is"
+            assert mode in lane.status.modes, "whoever asks has seen that it can be had"
+            self._tell(lane, mode=mode)
 
     def submit(self, model: str, samples: Sequence[Sample]) -> list[Future[Reply]]:
         """Queue samples together. Raises UnknownModel or NotReady; futures raise GearshiftError."""
@@ -153,7 +173,7 @@ class Engine:
         lanes = list(self._lanes.values())
         for lane in lanes:
             self._load(lane, evidence)
-        self._preflight([lane for lane in lanes if lane.runner and lane.runner.buckets])
+        self._preflight([lane for lane in lanes if lane.runner.buckets])
         for lane in lanes:
             self._warm_up(lane)
         if evidence.compiles:
@@ -161,7 +181,7 @@ class Engine:
             torch.compiler.set_stance("fail_on_recompile")
         self._compiles_at_ready = evidence.compiles
         for lane in lanes:
-            self._tell(lane, state="ready")
+            self._tell(lane, state="ready", mode=self._shifted)
         self._tell_device()
 
     def _load(self, lane: Lane, evidence: Evidence) -> None:
@@ -177,24 +197,23 @@ class Engine:
             for (model, bucket), reason in self._skipped.items()
             if model == lane.model.name
         }
-        lane.runner = make_runner(self._mode, loaded, self._settings.compile, evidence, skipped)
+        lane.runners = make_runners(self._mode, loaded, self._settings.compile, evidence, skipped)
         lane.weight_bytes = memory.weight_bytes(module)
         self._tell(
             lane,
             load_s=time.perf_counter() - started,
             facts=lane.model.describe(),
-            mode=lane.runner.mode,
+            modes=tuple(lane.runners),
             buckets=tuple(BucketStatus(str(bucket)) for bucket in lane.runner.buckets),
         )
 
     def _preflight(self, compiling: Sequence[Lane]) -> None:
         reason = blocking_reason(self._settings, self._device) if compiling else None
         for lane in compiling:
-            if reason is not None and lane.runner is not None:
-                lane.runner = BlockedRunner(lane.runner, lane.model, reason)
+            if reason is not None:
+                lane.runners[self._mode] = BlockedRunner(lane.runner, lane.model, reason)
 
     def _warm_up(self, lane: Lane) -> None:
-        assert lane.runner is not None, "warm-up comes after load"
         self._tell(lane, state="warming")
         started = time.perf_counter()
         lane.runner.warm_up(lambda bucket: self._tell_bucket(lane, bucket))
@@ -213,7 +232,6 @@ class Engine:
     def _step(self, name: str, batch: Sequence[Pending]) -> None:
         """Run one batch; every sample of it gets its reply or its error."""
         lane = self._lanes[name]
-        assert lane.runner is not None, "only ready models are queued for"
         started = time.monotonic()
         try:
             result = lane.runner.run([pending.sample.inputs for pending in batch])

@@ -204,3 +204,17 @@ def make_runner(
         "compiled": lambda: CompiledRunner(loaded, section, evidence, skipped),
     }
     return makers[mode]()
+
+
+def make_runners(
+    mode: Mode,
+    loaded: Loaded,
+    section: CompileSection,
+    evidence: Evidence,
+    skipped: Mapping[str, str] = NOTHING_SKIPPED,
+) -> dict[Mode, Runner]:
+    """By mode, what a server of `mode` can shift between: down to eager, and up again."""
+    return {
+        "eager": EagerRunner(loaded),
+        mode: make_runner(mode, loaded, section, evidence, skipped),
+    }

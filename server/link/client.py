@@ -16,7 +16,7 @@ from pathlib import Path
 from server.errors import DeadlineExceeded, Unavailable
 from server.link import messages
 from server.link.channel import Channel, Header
-from server.types import Arrays, ModelStatus, Reply, Sample
+from server.types import Arrays, Mode, ModelStatus, Reply, Sample
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,12 @@ class WorkerClient:
             timer.cancel()
             for request, future in asked:
                 self._forget(request, future)
+
+    def shift(self, mode: Mode) -> None:
+        """Ask the worker to run in another mode; its models' status tells when it does."""
+        if self._channel is None:
+            raise Unavailable("no worker is connected", retry_after_s=1)
+        self._channel.send(messages.shift(mode))
 
     def _ask(
         self, channel: Channel, model: str, sample: Sample, last: Sample

@@ -1,6 +1,6 @@
 """What the two sides say to each other: each message to a frame's header and back.
 
-    API process -> worker    run, cancel
+    API process -> worker    run, cancel, shift
     worker -> API process    reply, error, status
 
 Knows the words, not the socket.
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from server.errors import GearshiftError, by_name
-from server.types import Arrays, BucketStatus, ModelStatus, Reply, Sample, Timings
+from server.types import Arrays, BucketStatus, Mode, ModelStatus, Reply, Sample, Timings
 
 Header = dict[str, Any]
 
@@ -29,6 +29,11 @@ def run(request: int, model: str, sample: Sample, *, more: bool) -> Header:
 def cancel(request: int) -> Header:
     """Header of the frame that withdraws a sample."""
     return {"kind": "cancel", "id": request}
+
+
+def shift(mode: Mode) -> Header:
+    """Header of the frame that asks for another mode; the models' status tells when it holds."""
+    return {"kind": "shift", "mode": mode}
 
 
 def reply(request: int, made: Reply) -> Header:
@@ -75,4 +80,5 @@ def read_status(header: Header) -> ModelStatus:
     """The status of a `status` frame."""
     told = dict(header["model"])
     buckets = tuple(BucketStatus(**bucket) for bucket in told.pop("buckets"))
-    return ModelStatus(**told, buckets=buckets)
+    modes = tuple(told.pop("modes"))
+    return ModelStatus(**told, modes=modes, buckets=buckets)

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from server.link.channel import Channel, Header
 from server.orphans import die_with_parent
 from server.progress import progress as make_progress
 from server.runtime import Runtime
-from server.types import Arrays, ModelStatus, Reply, Sample
+from server.types import Arrays, Mode, ModelStatus, Reply, Sample
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -105,7 +105,7 @@ class Worker:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         async with await loop.create_unix_server(self._accept, str(path)):
             self._engine = await asyncio.to_thread(
-                make_engine, self._models, self._settings, self, loop, self._runtime.given_up()
+                make_engine, self._models, self._settings, self, loop, self._runtime
             )
             self._engine.start()
             await stop.wait()
@@ -181,8 +181,15 @@ class Worker:
             self._arrived[header["model"]].append(arrived)
             if not header["more"]:
                 asyncio.get_running_loop().call_soon(self._submit_arrived)
+        elif header["kind"] == "shift":
+            self._shift(header["mode"])
         elif running := self._running.pop((channel, header["id"]), None):
             running.cancel()
+
+    def _shift(self, mode: Mode) -> None:
+        assert self._engine is not None, "API processes ask only for models that are ready"
+        self._runtime.shift(mode)
+        self._engine.set_mode(mode)
 
     def _submit_arrived(self) -> None:
         """All that came in one turn of the event loop, so that it can run in one batch."""
@@ -221,7 +228,7 @@ def make_engine(
     settings: Settings,
     worker: Worker,
     loop: asyncio.AbstractEventLoop,
-    skipped: Mapping[tuple[str, str], str],
+    runtime: Runtime,
 ) -> Engine:
     """The engine, telling the worker on `loop`. Imports torch: seconds, so not on the loop."""
     from server.engine.engine import Engine, Listener
@@ -238,4 +245,4 @@ def make_engine(
         device=metrics.DeviceRecorder().record,
         failed=on_loop(worker.on_failed),
     )
-    return Engine(models, settings, listener, skipped)
+    return Engine(models, settings, listener, runtime.given_up(), runtime.shifted())

@@ -15,6 +15,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from models.base import ServedModel
+from models.text import TextSample
 from server.api.decode import MAX_SAMPLES, Body, Decoded, decode, is_cheap
 from server.config import ServerSection
 from server.errors import GearshiftError, InvalidInput, PayloadTooLarge, UnsupportedMedia
@@ -125,6 +126,18 @@ def test_what_preprocess_refuses_is_invalid_and_says_which_sample():
 def test_more_samples_than_a_request_may_have_are_too_large():
     data = orjson.dumps([{"x": [1, 2, 3, 4]}] * (MAX_SAMPLES + 1))
     assert refusal(PayloadTooLarge, Double(), data) == "1025 samples; at most 1024 in one request"
+
+
+def test_a_text_is_refused_by_its_length_before_it_is_tokenised():
+    class Texts(Tokens):
+        sample = TextSample
+
+    for content_type, data in (
+        (JSON, orjson.dumps({"text": "a" * 100_001})),
+        ("text/plain", b"a" * 100_001),
+    ):
+        detail = refusal(InvalidInput, Texts(), data, content_type)
+        assert detail == "text: string should have at most 100000 characters"
 
 
 def test_a_flood_of_wrong_values_and_long_names_are_not_echoed():

@@ -9,17 +9,19 @@ import jsonschema
 import openapi_spec_validator
 import orjson
 from fastapi.openapi.models import OpenAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from server.api import decode, encode
 from server.api.health import Board
 from server.api.schemas import openapi
+from server.config import ServerSection
 from server.errors import GearshiftError, InvalidInput, NotReady, ShuttingDown, UnknownModel
 from server.types import Reply, Timings
 from tests.fakes import Colors, Double, Tokens
 
 MODELS = (Double(), Tokens(), Colors())
-DOCUMENT = openapi(MODELS, "1.2.3")
+DOCUMENT = openapi(MODELS, "1.2.3", ServerSection())
+KEY = SecretStr("correct-horse-battery")
 SCHEMAS = DOCUMENT["components"]["schemas"]
 PREDICT = DOCUMENT["paths"]["/predict"]["post"]
 PREDICT_BY = DOCUMENT["paths"]["/models/{name}/predict"]["post"]
@@ -92,7 +94,7 @@ def test_sample_classes_of_one_name_stay_apart():
 
     other = Other()
     other.name = "other"
-    schemas = openapi([Colors(), other], "1")["components"]["schemas"]
+    schemas = openapi([Colors(), other], "1", ServerSection())["components"]["schemas"]
     first, second = schemas["colors.sample"]["$ref"], schemas["other.sample"]["$ref"]
     assert first != second
 
@@ -102,7 +104,8 @@ def test_every_error_that_a_client_can_meet_is_there_with_its_type():
         response = PREDICT["responses"][str(kind.status)]
         schema = response["content"]["application/problem+json"]["schema"]
         assert encode.problem_type(kind) in schema["allOf"][1]["properties"]["type"]["enum"]
-    assert sorted(PREDICT["responses"]) == ["200", "413", "415", "422", "429", "500", "503", "504"]
+    statuses = [200, 401, 408, 413, 415, 422, 429, 500, 503, 504]
+    assert sorted(PREDICT["responses"]) == [str(status) for status in statuses]
     assert set(PREDICT_BY["responses"]) == {*PREDICT["responses"], str(UnknownModel.status)}
     assert "Retry-After" in PREDICT["responses"]["429"]["headers"]
     assert "Retry-After" not in PREDICT["responses"]["422"]["headers"]
@@ -133,6 +136,23 @@ def test_the_probes_have_the_fields_they_are_said_to_have():
     )
     assert list(board.info()) == SCHEMAS["Info"]["required"]
     assert all(set(told) == set(SCHEMAS["Model"]["required"]) for told in board.info()["models"])
+
+
+def test_it_says_what_needs_which_key():
+    document = openapi(MODELS, "1", ServerSection(api_key=KEY, admin_key=KEY))
+    openapi_spec_validator.validate(document)
+    assert document["security"] == [{"key": []}]
+    paths = document["paths"]
+    assert {
+        path
+        for path, item in paths.items()
+        if "401" not in next(op for op in item.values() if isinstance(op, dict))["responses"]
+    } == {"/livez", "/readyz"}
+    assert paths["/readyz"]["get"]["security"] == []
+    shift = paths["/admin/mode"]["post"]
+    assert shift["security"] == [{"adminKey": []}]
+    assert {"200", "401", "409", "422"} <= shift["responses"].keys()
+    assert KEY.get_secret_value() not in str(document)
 
 
 def test_the_document_is_valid_openapi():

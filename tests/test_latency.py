@@ -27,6 +27,7 @@ def test_quantiles_over_two_processes_are_within_one_percent_of_the_exact_ones(t
     window = LatencyWindow(tmp_path)
     for value in latencies[12_000:]:
         window.observe("m", "compiled", float(value))
+    window.publish()
     found = {quantile: seconds for _, _, quantile, seconds in window.quantiles()}
     for quantile, seconds in found.items():
         exact = np.quantile(latencies, quantile, method="lower")
@@ -43,6 +44,7 @@ def test_modes_and_models_are_kept_apart(tmp_path):
     window.observe("a", "eager", 1.0)
     window.observe("a", "compiled", 0.5)
     window.observe("b", "eager", 2.0)
+    window.publish()
     medians = {(m, mode): s for m, mode, q, s in window.quantiles() if q == 0.5}
     assert medians == {
         ("a", "eager"): pytest.approx(1.0, rel=0.01),

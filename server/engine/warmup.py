@@ -124,7 +124,7 @@ class Proof:
         }
 
     def _pool_bytes(self) -> int:
-        return memory.device_bytes(self._loaded.device).get("graph_pool", 0)
+        return memory.graph_pool_bytes(self._loaded.device) or 0
 
     def _check_parity(self, bucket: Bucket, samples: Sequence[Arrays]) -> dict[str, Any]:
         parity = self._judge.of(bucket, samples)

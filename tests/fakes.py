@@ -1,11 +1,13 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
-`Double` takes a tensor, `Tokens` a text of any length (two inputs, padded), `Colors` an image.
+`Double` takes a tensor, `Tokens` a text of any length (two inputs, padded), `Colors` an image,
+`Paced` a tensor that says how long it takes.
 """
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -59,6 +61,33 @@ class Double(ServedModel):
 
     def example(self, batch: int, seq: int) -> Arrays:
         return {"x": np.random.default_rng(0).standard_normal((batch, 4), np.float32)}
+
+
+class Paced(Double):
+    """y = 2 x in many small steps, which compiling makes one; x[3] says for how many ms it sleeps
+    first."""
+
+    preprocess_inline = False
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Steps(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.step = torch.nn.Parameter(torch.full((4,), 1 / 64))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = x
+                for _ in range(64):
+                    y = y + x * self.step
+                return y
+
+        return ready(Steps(), device, dtype)
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        time.sleep(payload["x"][3] / 1000)
+        return super().preprocess(payload)
 
 
 class Text(BaseModel):

@@ -7,7 +7,7 @@ of metrics but the boundaries.
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -39,7 +39,8 @@ class Exemplars:
 
     def publish(self) -> None:
         """Let the other processes see them."""
-        fresh = self._directory / f"{os.getpid()}.new"
+        # Asked for here: this object is made before the fork. Who replaces a process has its name.
+        fresh = self._directory / f"{multiprocessing.current_process().name}.new"
         fresh.write_bytes(orjson.dumps(self._seen))
         fresh.replace(fresh.with_suffix(".json"))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 
 import numpy as np
 import pytest
 
-from server.latency import RELATIVE_ACCURACY, LatencyWindow
+from server.latency import RELATIVE_ACCURACY, SLICE_S, WINDOW_S, LatencyWindow
 
 
 def observe_all(directory, seconds):
@@ -37,6 +38,15 @@ def test_quantiles_over_two_processes_are_within_one_percent_of_the_exact_ones(t
 
 def test_an_idle_window_has_no_quantiles(tmp_path):
     assert list(LatencyWindow(tmp_path).quantiles()) == []
+
+
+def test_what_left_the_window_is_forgotten(tmp_path, monkeypatch):
+    window = LatencyWindow(tmp_path)
+    window.observe("m", "eager", 1.0)
+    window.publish()
+    later = time.time() + WINDOW_S + SLICE_S
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert list(window.quantiles()) == []
 
 
 def test_modes_and_models_are_kept_apart(tmp_path):

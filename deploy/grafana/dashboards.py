@@ -264,13 +264,13 @@ OPERATIONS = {
             {"{{outcome}}": per_second("gearshift_requests_total", "outcome")},
         ),
         Panel(
-            "Requests in flight",
+            "In flight (requests)",
             "Admitted and not yet answered, all HTTP processes.",
             "none",
             {"{{model}}": "sum by (model) (gearshift_inflight_requests{$m})"},
         ),
         Panel(
-            "Samples waiting for the device",
+            "Waiting for the device (samples)",
             "In the worker's queue when its last batch was done.",
             "none",
             {"{{model}}": "sum by (model) (gearshift_queue_depth{$m})"},

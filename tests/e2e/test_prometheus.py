@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -125,6 +126,15 @@ def test_every_rule_is_healthy_and_what_it_compares_has_data(world):
     for name, expression in alert_expressions():
         if not CUDA_ONLY.search(expression):
             assert world.prometheus.query(expression), name
+
+
+def test_promtool_finds_nothing_to_say_about_the_metrics(world):
+    for server in world.servers.values():
+        text = server.http.get("/metrics").text
+        ran = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True
+        )
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])

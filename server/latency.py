@@ -47,8 +47,8 @@ class LatencyWindow:
         fresh.replace(fresh.with_suffix(".json"))
 
     def quantiles(self) -> Iterator[tuple[str, str, float, float]]:
-        """(model, mode, quantile, seconds) over all processes; nothing for an idle window."""
-        self.publish()
+        """(model, mode, quantile, seconds) over what all processes published; nothing for an idle
+        window."""
         for key, bins in sorted(self._added_up().items()):
             model, mode = key.split(" ")
             for quantile in QUANTILES:

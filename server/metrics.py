@@ -2,25 +2,48 @@
 
 prometheus_client runs in multiprocess mode: `PROMETHEUS_MULTIPROC_DIR` is set (by `runtime`) before
 this module is imported. The API processes record requests and what the worker says of its models,
-the worker records batches and its device. Knows no HTTP and no torch.
+the worker records batches and its device. What a dead process counted stays counted; its gauges
+vanish. Label values that can be foreseen start at 0, so that a rate sees the first event.
+Knows no HTTP and no torch.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+import psutil
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from server import __version__
-from server.errors import Outcome
+from server.errors import OUTCOMES, Outcome
+from server.exemplars import Exemplars
 from server.latency import WINDOW_S, LatencyWindow
-from server.types import BatchRecord, BucketStatus, DeviceRecord, Mode, ModelStatus, Reply
+from server.types import (
+    BatchRecord,
+    BucketStatus,
+    DeviceRecord,
+    Fallback,
+    Mode,
+    ModelStatus,
+    Reply,
+)
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+FALLBACK_REASONS: tuple[Fallback, ...] = get_args(Fallback)
 
 # Fine where compiled models live (below 10 ms), then doubling to half a minute.
 DURATION_BOUNDARIES_S = (
@@ -32,25 +55,27 @@ RATIO_BOUNDARIES = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 REQUESTS = Counter(
     "gearshift_requests_total",
-    "Requests by how they ended; each is counted once. `mode` is the mode that ran it, or the "
-    "server's own for one that did not run.",
+    "Requests by how they ended; each is counted once, when its answer is ready or its client "
+    "gone. mode is the one that ran it, or the server's own for one that did not run.",
     ["model", "mode", "outcome"],
 )
 REQUEST_DURATION = Histogram(
     "gearshift_request_duration_seconds",
-    "From the request's headers to its encoded answer, for requests with outcome ok.",
+    "From the request's headers to its encoded answer, reading and decoding the body included, "
+    "sending the answer not; requests with outcome ok.",
     ["model", "mode"],
     buckets=DURATION_BOUNDARIES_S,
 )
 QUEUE_DURATION = Histogram(
     "gearshift_queue_duration_seconds",
-    "From a sample's arrival in the worker to the start of its batch.",
+    "From a sample's arrival in the worker's queue to the start of its batch.",
     ["model", "mode"],
     buckets=DURATION_BOUNDARIES_S,
 )
 INFERENCE_DURATION = Histogram(
     "gearshift_inference_duration_seconds",
-    "A batch on the device: padding, copies there and back, and the model.",
+    "One batch: padding, copies to the device and back, the model, cutting the padding off; until "
+    "the outputs are on the host. bucket is the one the batch belongs to, in either mode.",
     ["model", "mode", "bucket"],
     buckets=DURATION_BOUNDARIES_S,
 )
@@ -68,9 +93,9 @@ PADDING_RATIO = Histogram(
 )
 QUEUE_DEPTH = Gauge(
     "gearshift_queue_depth",
-    "Samples waiting in the worker when the last batch was taken.",
-    ["model", "mode"],
-    multiprocess_mode="livemostrecent",
+    "Samples that waited in the worker's queue when its last batch was done.",
+    ["model"],
+    multiprocess_mode="livesum",
 )
 INFLIGHT = Gauge(
     "gearshift_inflight_requests",
@@ -80,26 +105,29 @@ INFLIGHT = Gauge(
 )
 DEVICE_MEMORY = Gauge(
     "gearshift_device_memory_bytes",
-    "Memory of the device by kind: weights (parameters and buffers of all models), and on CUDA "
-    "what torch's allocator has allocated, reserved, in graph_pool and at its peak.",
+    "Memory of the worker that was started for mode, by kind: weights (parameters and buffers of "
+    "all models); and on CUDA allocated, reserved, graph_pool (part of reserved, held by CUDA "
+    "graphs), peak_warmup and peak_serving (most allocated until ready and since), process (the "
+    "worker's share as the driver sees it), free and total (the whole device).",
     ["device", "mode", "kind"],
     multiprocess_mode="livemostrecent",
 )
 RESIDENT_MEMORY = Gauge(
     "gearshift_worker_resident_memory_bytes",
-    "Resident host memory of the worker process.",
+    "Resident host memory of the worker process that was started for mode.",
     ["mode"],
-    multiprocess_mode="livemostrecent",
+    multiprocess_mode="livesum",
 )
 COMPILE_SECONDS = Gauge(
     "gearshift_compile_seconds",
-    "First call of a bucket: compiling, or taking compiled code from the cache.",
+    "First call of a bucket at warm-up: compiling, or taking compiled code from the cache.",
     ["model", "mode", "bucket"],
     multiprocess_mode="livemostrecent",
 )
 WARMUP_SECONDS = Gauge(
     "gearshift_warmup_seconds",
-    "Warm-up of a model, all buckets: compile, run, prove, compare.",
+    "Warm-up of a model, all buckets, loading not included: one run when eager; compile, run, "
+    "prove and compare when compiled.",
     ["model", "mode"],
     multiprocess_mode="livemostrecent",
 )
@@ -153,11 +181,14 @@ GRAPH_POOL = Gauge(
 )
 COMPILES = Counter(
     "gearshift_compiles_total",
-    "Compiles and CUDA-graph recordings of the worker; any in phase serving is an incident.",
+    "Compiles and CUDA-graph recordings of the worker that was started for mode; any in phase "
+    "serving is an incident.",
     ["mode", "phase"],
 )
 GRAPH_REPLAYS = Counter(
-    "gearshift_graph_replays_total", "CUDA graphs replayed by the worker.", ["mode"]
+    "gearshift_graph_replays_total",
+    "CUDA graphs replayed by the worker, warm-up included.",
+    ["mode"],
 )
 RECOMPILES_PREVENTED = Counter(
     "gearshift_recompiles_prevented_total",
@@ -166,7 +197,7 @@ RECOMPILES_PREVENTED = Counter(
 )
 FALLBACKS = Counter(
     "gearshift_eager_fallbacks_total",
-    "Batches that a compiled server ran eager, by reason.",
+    "Batches that were to run compiled, or together, and ran eager or alone, by reason.",
     ["model", "mode", "reason"],
 )
 MODE_ACTIVE = Gauge(
@@ -177,23 +208,55 @@ MODE_ACTIVE = Gauge(
 )
 READY = Gauge(
     "gearshift_ready",
-    "1 when a model is warmed up and its worker connected, as every API process sees it.",
-    ["model", "mode"],
+    "1 when a model is warmed up and its worker connected in the eyes of every API process.",
+    ["model"],
     multiprocess_mode="livemin",
+)
+WORKER_RESTARTS = Counter(
+    "gearshift_worker_restarts_total", "Workers that took the place of one that had ended."
 )
 BUILD_INFO = Gauge(
     "gearshift_build_info", "Always 1.", ["version"], multiprocess_mode="livemostrecent"
 )
 
 
-def record_request(
-    window: LatencyWindow, model: str, mode: str, outcome: Outcome, seconds: float
-) -> None:
-    """One request that ended, however."""
-    REQUESTS.labels(model, mode, outcome).inc()
-    if outcome == "ok":
-        REQUEST_DURATION.labels(model, mode).observe(seconds)
-        window.observe(model, mode, seconds)
+class Requests:
+    """Records the requests of one API process, and shows all metrics of all processes.
+
+    Quantiles and exemplars are not prometheus_client's: each process publishes its own.
+    """
+
+    def __init__(self, latency: Path, exemplars: Path) -> None:
+        self._window = LatencyWindow(latency)
+        self._exemplars = Exemplars(exemplars, DURATION_BOUNDARIES_S)
+
+    def record(
+        self, model: str, mode: str, outcome: Outcome, seconds: float, request_id: str
+    ) -> None:
+        """One request that ended, however."""
+        REQUESTS.labels(model, mode, outcome).inc()
+        if outcome == "ok":
+            REQUEST_DURATION.labels(model, mode).observe(seconds)
+            self._window.observe(model, mode, seconds)
+            self._exemplars.observe(model, mode, seconds, request_id)
+
+    def publish(self) -> None:
+        """Let whichever process is scraped see what this one recorded. On the event loop."""
+        self._window.publish()
+        self._exemplars.publish()
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics of all processes and their content type: OpenMetrics, which alone has
+        exemplars, where `accept` names it, else Prometheus text."""
+        _forget_the_dead()
+        BUILD_INFO.labels(__version__).set(1)
+        registry = CollectorRegistry()
+        registry.register(_AllProcesses(self._exemplars))
+        registry.register(_Quantiles(self._window))
+        if "application/openmetrics-text" in accept:
+            text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+            return text, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
 def record_reply(model: str, reply: Reply) -> None:
@@ -207,7 +270,7 @@ def record_batch(batch: BatchRecord) -> None:
     INFERENCE_DURATION.labels(*labels, batch.bucket).observe(batch.inference_s)
     BATCH_SIZE.labels(*labels).observe(batch.size)
     PADDING_RATIO.labels(*labels).observe(batch.padding_ratio)
-    QUEUE_DEPTH.labels(*labels).set(batch.queue_depth)
+    QUEUE_DEPTH.labels(batch.model).set(batch.queue_depth)
     if batch.fallback is not None:
         FALLBACKS.labels(*labels, batch.fallback).inc()
     if batch.fallback == "recompile_prevented":
@@ -235,17 +298,26 @@ class DeviceRecorder:
 
 def record_status(status: ModelStatus) -> None:
     """What the worker says of a model."""
-    # Only what compiles has buckets, and keeps them when it serves eager for a while.
-    labels = (status.name, "compiled" if status.buckets else status.mode)
-    READY.labels(*labels).set(status.state == "ready")
+    name = status.name
+    READY.labels(name).set(status.state == "ready")
+    if status.state == "loading":
+        return  # the mode is not known yet
     for mode in MODES:
-        MODE_ACTIVE.labels(status.name, mode).set(mode == status.mode)
+        MODE_ACTIVE.labels(name, mode).set(mode == status.mode)
+    for outcome in OUTCOMES:
+        REQUESTS.labels(name, status.mode, outcome)
+    # Only what compiles has buckets, and keeps them when it serves eager for a while.
+    warmed = "compiled" if status.buckets else status.mode
     if status.warmup_s is not None:
-        WARMUP_SECONDS.labels(*labels).set(status.warmup_s)
+        WARMUP_SECONDS.labels(name, warmed).set(status.warmup_s)
     for bucket in status.buckets:
         for gauge, value in _evidence(bucket):
             if value is not None:
-                gauge.labels(*labels, bucket.bucket).set(value)
+                gauge.labels(name, warmed, bucket.bucket).set(value)
+    if status.buckets:
+        RECOMPILES_PREVENTED.labels(name, "eager")
+        for reason in FALLBACK_REASONS:
+            FALLBACKS.labels(name, "eager", reason)
 
 
 def _evidence(bucket: BucketStatus) -> Iterable[tuple[Gauge, float | None]]:
@@ -261,6 +333,20 @@ def _evidence(bucket: BucketStatus) -> Iterable[tuple[Gauge, float | None]]:
     yield PARITY_COSINE, bucket.parity_cosine
 
 
+class _AllProcesses(Collector):
+    """What all processes recorded, with exemplars."""
+
+    def __init__(self, exemplars: Exemplars) -> None:
+        self._files = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
+        self._exemplars = exemplars
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._files.collect():  # type: ignore[no-untyped-call]
+            if metric.name == "gearshift_request_duration_seconds":
+                metric.samples = self._exemplars.attach(metric.samples)
+            yield metric
+
+
 class _Quantiles(Collector):
     """The sliding window's quantiles at the moment of the scrape."""
 
@@ -268,21 +354,28 @@ class _Quantiles(Collector):
         self._window = window
 
     def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(
+        family = Metric(
             "gearshift_request_latency_seconds",
             f"Quantiles of gearshift_request_duration_seconds over the last {WINDOW_S} s, all API "
             "processes, within 1 %. Absent when idle.",
-            labels=["model", "mode", "quantile"],
+            "summary",
         )
         for model, mode, quantile, seconds in self._window.quantiles():
-            family.add_metric([model, mode, str(quantile)], seconds)
+            labels = {"model": model, "mode": mode, "quantile": str(quantile)}
+            family.add_sample(family.name, labels, seconds)
         yield family
 
 
-def exposition(window: LatencyWindow) -> bytes:
-    """All metrics of all processes, in Prometheus text format."""
-    BUILD_INFO.labels(__version__).set(1)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    registry.register(_Quantiles(window))
-    return generate_latest(registry)
+def _forget_the_dead() -> None:
+    """A gauge says how things are, so it goes with its process."""
+    directory = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    for file in directory.glob("gauge_live*_*.db"):
+        if not _runs(int(file.stem.rpartition("_")[2])):
+            file.unlink(missing_ok=True)  # another process may be scraped at the same time
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

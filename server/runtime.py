@@ -41,6 +41,11 @@ class Runtime:
         return self.directory / "latency"
 
     @property
+    def exemplars(self) -> Path:
+        """One file of request ids for each API process."""
+        return self.directory / "exemplars"
+
+    @property
     def metrics(self) -> Path:
         """prometheus_client's multiprocess directory."""
         return self.directory / "metrics"
@@ -91,6 +96,7 @@ def runtime() -> Iterator[Runtime]:
     made = Runtime(Path(tempfile.mkdtemp(prefix="gearshift-")))
     try:
         made.latency.mkdir()
+        made.exemplars.mkdir()
         made.metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(made.metrics)
         yield made

@@ -16,6 +16,7 @@ ModelState = Literal["loading", "warming", "ready", "failed"]
 BucketState = Literal["pending", "compiling", "compiled", "eager"]
 CacheUse = Literal["hit", "miss", "bypass"]
 ParityRule = Literal["float64", "eager"]
+Fallback = Literal["bucket_not_compiled", "recompile_prevented", "batch_failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Reply:
     mode: Mode
     bucket: str
     timings: Timings
-    fallback: str | None = None
+    fallback: Fallback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class BatchRecord:
     padding_ratio: float
     inference_s: float
     queue_depth: int
-    fallback: str | None
+    fallback: Fallback | None
 
 
 @dataclass(frozen=True, slots=True)

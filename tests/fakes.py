@@ -1,7 +1,7 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
-`Double` takes a tensor, `Sleeps` takes its time as well, `Tokens` a text of any length (two
-inputs, padded), `Colors` an image. `Raises` goes wrong, `Wide` answers at length.
+`Double` takes a tensor, `Sleeps` and `Paced` take their time as well, `Tokens` takes a text of any
+length (two inputs, padded), `Colors` an image. `Raises` goes wrong, `Wide` answers at length.
 """
 
 from __future__ import annotations
@@ -120,6 +120,33 @@ class Raises(Double):
         if outputs["y"][0] == 6:
             raise ValueError(self.text)
         return super().postprocess(outputs)
+
+
+class Paced(Double):
+    """y = 2 x in many small steps, which compiling makes one; x[3] says for how many ms it sleeps
+    first."""
+
+    preprocess_inline = False
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Steps(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.step = torch.nn.Parameter(torch.full((4,), 1 / 64))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = x
+                for _ in range(64):
+                    y = y + x * self.step
+                return y
+
+        return ready(Steps(), device, dtype)
+
+    def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
+        time.sleep(payload["x"][3] / 1000)
+        return super().preprocess(payload)
 
 
 class Text(BaseModel):

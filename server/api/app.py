@@ -34,9 +34,9 @@ from server.api.schemas import openapi
 from server.catalogue import make_models
 from server.config import Settings
 from server.errors import GearshiftError
-from server.latency import LatencyWindow
 from server.link.client import WorkerClient
 from server.link.worker import WorkerAPI
+from server.metrics import Requests
 from server.orphans import die_with_parent
 from server.runtime import Runtime, StartupError
 
@@ -116,21 +116,22 @@ def make_api(settings: Settings, runtime: Runtime) -> Api:
         models=models,
         client=WorkerClient(runtime.worker_socket, board.on_status, board.on_lost),
         board=board,
-        window=LatencyWindow(runtime.latency),
+        requests=Requests(runtime.latency, runtime.exemplars),
         pool=ThreadPoolExecutor(settings.server.preprocess_threads, "preprocess"),
         admissions={name: Admission(name, share) for name in models},
     )
 
 
 def lifespan(api: Api) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """Around the event loop of an API process: the link to the worker, and published latencies."""
+    """Around the event loop of an API process: the link to the worker, and published metrics."""
 
     @asynccontextmanager
     async def connected(_: Any) -> AsyncIterator[None]:
         logs.configure(api.settings.log, "api")
+        api.board.show()
         tasks = [
             asyncio.create_task(api.client.stay_connected()),
-            asyncio.create_task(_publish(api.window)),
+            asyncio.create_task(_publish(api.requests)),
         ]
         try:
             yield
@@ -143,10 +144,10 @@ def lifespan(api: Api) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     return connected
 
 
-async def _publish(window: LatencyWindow) -> None:
+async def _publish(requests: Requests) -> None:
     while True:
         await asyncio.sleep(PUBLISH_S)
-        window.publish()
+        requests.publish()
 
 
 class Stop:

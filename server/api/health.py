@@ -28,6 +28,11 @@ class Board:
         self._statuses = {name: ModelStatus(name) for name in models}
         self._changed = asyncio.Event()
 
+    def show(self) -> None:
+        """Let the metrics of this process tell of every model, before the worker does."""
+        for status in self._statuses.values():
+            record_status(status)
+
     def on_status(self, status: ModelStatus) -> None:
         """The worker told how a model is; its facts configure the model here before it is ready."""
         if status.state == "ready":

@@ -39,14 +39,12 @@ from server.errors import (
     Outcome,
     UnknownModel,
 )
-from server.latency import LatencyWindow
 from server.link.client import WorkerClient
 from server.types import Sample
 
 log = logging.getLogger(__name__)
 
 UNEXPECTED = "the server failed on this request; its log has the cause under this request id"
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(slots=True)
@@ -57,7 +55,7 @@ class Api:
     models: Mapping[str, ServedModel]
     client: WorkerClient
     board: Board
-    window: LatencyWindow
+    requests: metrics.Requests
     pool: ThreadPoolExecutor
     admissions: Mapping[str, Admission]
 
@@ -89,7 +87,7 @@ class Api:
             status, headers, body = encode.problem(error, request_id)
             return Response(body, status, headers)
         finally:
-            self._record(name, mode, outcome, time.perf_counter() - started)
+            self._record(name, mode, outcome, time.perf_counter() - started, request_id)
 
     async def _answer(
         self, request: Request, request_id: str, name: str, started: float
@@ -137,12 +135,14 @@ class Api:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, decode, body, model, limits)
 
-    def _record(self, name: str, mode: str, outcome: Outcome, seconds: float) -> None:
+    def _record(
+        self, name: str, mode: str, outcome: Outcome, seconds: float, request_id: str
+    ) -> None:
         if name not in self.models:
             name = "unknown"  # a client's text must not become a label
         else:
             mode = mode or self.board.mode(name)
-        metrics.record_request(self.window, name, mode, outcome, seconds)
+        self.requests.record(name, mode, outcome, seconds, request_id)
 
     async def livez(self, _: Request) -> Response:
         """200 from the first second on: the process runs."""
@@ -157,11 +157,13 @@ class Api:
         """What is served, how, and what proves it."""
         return _json(self.board.info())
 
-    async def metrics(self, _: Request) -> Response:
-        """Prometheus text format, all processes."""
+    async def metrics(self, request: Request) -> Response:
+        """All metrics of all processes, for Prometheus."""
+        self.requests.publish()
+        accept = request.headers.get("accept", "")
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(self.pool, metrics.exposition, self.window)
-        return Response(text, media_type=METRICS_TYPE)
+        text, media_type = await loop.run_in_executor(self.pool, self.requests.exposition, accept)
+        return Response(text, headers={"Content-Type": media_type})
 
 
 async def problem(request: Request, raised: Exception) -> Response:

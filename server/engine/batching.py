@@ -63,6 +63,11 @@ class Batcher:
             self._closed = True
             self._changed.notify()
 
+    def is_idle(self, for_s: float) -> bool:
+        """Whether nothing came for so long; at once False when something is queued, or closed."""
+        with self._changed:
+            return not self._changed.wait_for(self._has_work, for_s)
+
     def next(self) -> tuple[str, list[Pending]] | None:
         """The next batch, waiting for one; None once closed and empty."""
         with self._changed:
@@ -80,6 +85,9 @@ class Batcher:
                 batch = self._take(self._queues[model])
                 if batch:
                     return model, batch
+
+    def _has_work(self) -> bool:
+        return self._closed or any(self._queues.values())
 
     def _oldest(self) -> str | None:
         waiting = [(queue[0].enqueued_at, model) for model, queue in self._queues.items() if queue]

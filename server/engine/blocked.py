@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from models.base import ServedModel
 from server.engine.contract import BatchResult, Report, Runner
 from server.engine.tensors import rows_of
-from server.types import Arrays, BucketStatus
+from server.types import Arrays, BucketStatus, Fallback
 
 
 class BlockedRunner:
@@ -33,5 +33,5 @@ class BlockedRunner:
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         return self._runner.run_eager(samples, "bucket_not_compiled")
 
-    def run_eager(self, samples: Sequence[Arrays], reason: str) -> BatchResult:
+    def run_eager(self, samples: Sequence[Arrays], reason: Fallback) -> BatchResult:
         return self._runner.run_eager(samples, reason)

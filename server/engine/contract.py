@@ -14,7 +14,7 @@ from torch import nn
 
 from models.base import ServedModel
 from server.engine.buckets import Grid
-from server.types import Arrays, Bucket, BucketStatus, Mode
+from server.types import Arrays, Bucket, BucketStatus, Fallback, Mode
 
 Report = Callable[[BucketStatus], None]
 
@@ -46,7 +46,7 @@ class BatchResult:
     padded_size: int
     padded_seq: int
     inference_s: float
-    fallback: str | None = None
+    fallback: Fallback | None = None
 
 
 class Runner(Protocol):
@@ -63,5 +63,5 @@ class Runner(Protocol):
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         """The outputs of `samples`, in order. Raises what the model raises."""
 
-    def run_eager(self, samples: Sequence[Arrays], reason: str) -> BatchResult:
+    def run_eager(self, samples: Sequence[Arrays], reason: Fallback) -> BatchResult:
         """The same without the compiler, `reason` being its `fallback`."""

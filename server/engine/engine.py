@@ -157,8 +157,7 @@ class Engine:
             configure_thread(self._settings)
             with torch.inference_mode():
                 self._bring_up()
-                while (work := self._batcher.next()) is not None:
-                    self._step(*work)
+                self._serve()
         except (StartFailed, ModelError) as error:
             self._listener.failed(error)
         except Exception as error:  # the last edge: whoever started the engine must hear of it
@@ -170,6 +169,7 @@ class Engine:
     def _bring_up(self) -> None:
         self._device = pick_device(self._settings.device)
         evidence = self._evidence = Evidence()
+        self._memory = memory.DeviceMemory(self._device)
         lanes = list(self._lanes.values())
         for lane in lanes:
             self._load(lane, evidence)
@@ -180,6 +180,7 @@ class Engine:
             # Process-wide: from here on a guard failure raises, it never compiles.
             torch.compiler.set_stance("fail_on_recompile")
         self._compiles_at_ready = evidence.compiles
+        self._memory.warmed_up()
         for lane in lanes:
             self._tell(lane, state="ready", mode=self._shifted)
         self._tell_device()
@@ -228,6 +229,15 @@ class Engine:
     def _tell(self, lane: Lane, **changes: Any) -> None:
         lane.status = replace(lane.status, **changes)
         self._listener.status(lane.status)
+
+    def _serve(self) -> None:
+        while True:
+            while self._batcher.is_idle(DEVICE_EVERY_S):
+                self._tell_device()
+            work = self._batcher.next()
+            if work is None:
+                return
+            self._step(*work)
 
     def _step(self, name: str, batch: Sequence[Pending]) -> None:
         """Run one batch; every sample of it gets its reply or its error."""
@@ -280,7 +290,7 @@ class Engine:
                 device=str(self._device),
                 mode=self._mode,
                 weights={lane.model.name: lane.weight_bytes for lane in self._lanes.values()},
-                device_bytes=memory.device_bytes(self._device),
+                device_bytes=self._memory.by_kind(),
                 resident_bytes=memory.resident_bytes(),
                 compiles=self._evidence.compiles,
                 compiles_serving=self._evidence.compiles - self._compiles_at_ready,

@@ -8,6 +8,8 @@ import psutil
 import torch
 from torch import nn
 
+from server.engine.driver import Driver
+
 
 def weight_bytes(module: nn.Module) -> int:
     """Parameters and buffers of `module`."""
@@ -20,22 +22,46 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def device_bytes(device: torch.device) -> dict[str, int]:
-    """What torch's allocator says of a CUDA device, by kind; empty for a CPU.
+class DeviceMemory:
+    """The memory of a CUDA device by kind, in bytes; knows no kind of a CPU's."""
 
-    `graph_pool` is what CUDA graphs hold in private pools (torch 2.13 and later tell).
-    """
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._peak_warmup: int | None = None
+        self._driver = Driver(device) if device.type == "cuda" else None
+
+    def warmed_up(self) -> None:
+        """Warm-up has ended: from here on the peak is that of serving."""
+        if self._driver is not None:
+            self._peak_warmup = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def by_kind(self) -> dict[str, int]:
+        """What torch's allocator holds, what the driver counts for this process, and the device."""
+        if self._driver is None:
+            return {}
+        stats = torch.cuda.memory_stats(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        kinds = {
+            "allocated": stats["allocated_bytes.all.current"],
+            "reserved": stats["reserved_bytes.all.current"],
+            "graph_pool": graph_pool_bytes(self._device),
+            "peak_warmup": self._peak_warmup,
+            "peak_serving": stats["allocated_bytes.all.peak"],
+            "process": self._driver.process_bytes(),
+            "free": free,
+            "total": total,
+        }
+        return {kind: size for kind, size in kinds.items() if size is not None}
+
+
+def graph_pool_bytes(device: torch.device) -> int | None:
+    """What CUDA graphs hold in private pools; None before torch 2.13, and on a CPU."""
     if device.type != "cuda":
-        return {}
-    stats = torch.cuda.memory_stats(device)
+        return None
     pools = [
         value
-        for key, value in stats.items()
+        for key, value in torch.cuda.memory_stats(device).items()
         if key.startswith("reserved_bytes_by_private_pools.") and key.endswith(".all.current")
     ]
-    return {
-        "allocated": stats["allocated_bytes.all.current"],
-        "reserved": stats["reserved_bytes.all.current"],
-        "peak": stats["allocated_bytes.all.peak"],
-        **({"graph_pool": sum(pools)} if pools else {}),
-    }
+    return sum(pools) if pools else None

@@ -26,7 +26,7 @@ from server.engine.reference import in_float64
 from server.engine.tensors import Staging, named_outputs, rows_of, seq_length, split
 from server.engine.thread_state import kept
 from server.engine.warmup import Proof
-from server.types import Arrays, Bucket, BucketStatus, Mode
+from server.types import Arrays, Bucket, BucketStatus, Fallback, Mode
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class EagerRunner:
             inference_s=time.perf_counter() - started,
         )
 
-    def run_eager(self, samples: Sequence[Arrays], reason: str) -> BatchResult:
+    def run_eager(self, samples: Sequence[Arrays], reason: Fallback) -> BatchResult:
         return replace(self.run(samples), fallback=reason)
 
 
@@ -156,7 +156,7 @@ class CompiledRunner:
             log.warning("a compile was prevented, bucket %s ran eager: %s", bucket, error)
             return self._eager.run_eager(samples, "recompile_prevented")
 
-    def run_eager(self, samples: Sequence[Arrays], reason: str) -> BatchResult:
+    def run_eager(self, samples: Sequence[Arrays], reason: Fallback) -> BatchResult:
         return self._eager.run_eager(samples, reason)
 
     def _run_compiled(self, bucket: Bucket, samples: Sequence[Arrays]) -> BatchResult:

@@ -138,7 +138,7 @@ class Proof:
         return found, answers
 
     def _pool_bytes(self) -> int:
-        return memory.device_bytes(self._loaded.device).get("graph_pool", 0)
+        return memory.graph_pool_bytes(self._loaded.device) or 0
 
     def _check_parity(
         self, batches: Sequence[Sequence[Arrays]], answers: Sequence[Answers]

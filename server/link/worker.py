@@ -100,7 +100,9 @@ class Worker:
         """Listen, start the engine, serve until SIGTERM: the main process ends or is gone."""
         loop = asyncio.get_running_loop()
         path = self._runtime.worker_socket
-        path.unlink(missing_ok=True)
+        if path.exists():  # left by a worker that died
+            metrics.WORKER_RESTARTS.inc()
+            path.unlink()
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         async with await loop.create_unix_server(self._accept, str(path)):

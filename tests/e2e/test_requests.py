@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as open_metrics_families,
+)
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.conftest import ROOT
+
+PUBLISH_S = 1.0
+DOCS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.e2e
 
@@ -183,8 +193,48 @@ def test_latency_and_memory_are_told_per_mode(server):
         server, "gearshift_device_memory_bytes", mode="compiled", kind="weights", device="cpu"
     )
     assert weights == 16 + 256 * 4  # Double's factor and Tokens' table
-    assert metric(server, "gearshift_ready", **labels) == 1
+    assert metric(server, "gearshift_ready", model="double") == 1
     assert metric(server, "gearshift_compile_seconds", **labels) > 0
+
+
+def test_the_id_of_a_request_is_an_exemplar_in_openmetrics_alone(server):
+    open_metrics = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    server.http.post(
+        "/models/double/predict", json={"x": [0] * 4}, headers={"X-Request-Id": "find-me"}
+    )
+    time.sleep(2 * PUBLISH_S)  # another API process may be asked
+    told = server.http.get("/metrics", headers=open_metrics)
+    assert told.headers["Content-Type"].startswith("application/openmetrics-text")
+    exemplars = [
+        sample.exemplar.labels["request_id"]
+        for family in open_metrics_families(told.text)
+        if family.name == "gearshift_request_duration_seconds"
+        for sample in family.samples
+        if sample.exemplar and sample.labels["model"] == "double"
+    ]
+    assert "find-me" in exemplars
+    plain = server.http.get("/metrics")
+    assert plain.headers["Content-Type"].startswith("text/plain")
+    assert "find-me" not in plain.text
+
+
+def test_every_metric_is_in_the_documentation_and_the_other_way_round(server):
+    for path in ("double", "tokens"):
+        server.http.post(f"/models/{path}/predict", json={})
+    live = {
+        family.name + ("_total" if family.type == "counter" else ""): (
+            family.type,
+            {label for sample in family.samples for label in sample.labels} - {"le", "quantile"},
+        )
+        for family in text_string_to_metric_families(server.http.get("/metrics").text)
+    }
+    rows = re.findall(r"^\| `(gearshift_\w+)` \| (\w+) \|([^|]*)\| (.+) \|$", DOCS, re.MULTILINE)
+    documented = {
+        name: (kind, {label.strip() for label in labels.split(",") if label.strip()})
+        for name, kind, labels, meaning in rows
+        if not meaning.startswith("CUDA only")
+    }
+    assert documented == live
 
 
 def test_info_shows_the_evidence_of_every_bucket(server):

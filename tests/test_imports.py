@@ -14,7 +14,7 @@ TREES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
         path.read_text()
     )
-    for package in ("server", "models")
+    for package in ("loadtest", "models", "report", "server")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 SHARED = ["server.config", "server.errors", "server.log", "server.metrics", "server.types"]
@@ -66,6 +66,12 @@ def within(package: str) -> list[str]:
         ("server.engine", "server.api"),
         ("server.engine", "server.link"),
         ("models", "server"),
+        ("report", "server"),
+        ("report", "loadtest"),
+        ("loadtest", "server"),
+        ("loadtest", "models"),
+        ("server", "loadtest"),
+        ("report", "models"),
     ],
 )
 def test_a_side_never_imports_the_other(package, forbidden):
@@ -99,6 +105,11 @@ def test_torch_is_loaded_by_the_engine_alone():
 
 def test_the_engine_knows_nothing_of_http():
     assert not [module for module in within("server.engine") if tops(imports(module)) & HTTP]
+
+
+def test_reports_are_read_and_written_without_torch_and_http():
+    used = set[str]().union(*(tops(imports(module)) for module in within("report")))
+    assert not used & (HTTP | TORCH)
 
 
 def test_litserve_is_used_in_two_files_at_most():

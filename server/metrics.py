@@ -7,17 +7,33 @@ the worker records batches and its device. Knows no HTTP and no torch.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    values,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from server import __version__
 from server.errors import Outcome
 from server.latency import WINDOW_S, LatencyWindow
 from server.types import BatchRecord, BucketStatus, DeviceRecord, ModelStatus, Reply
+
+if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    # Files are named by process name, not by process id: a process that replaces another counts on
+    # where that one was, and the files do not become more with every restart.
+    values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
+        lambda: multiprocessing.current_process().name
+    )
 
 # Fine where compiled models live (below 10 ms), then doubling to half a minute.
 DURATION_BOUNDARIES_S = (
@@ -68,6 +84,18 @@ QUEUE_DEPTH = Gauge(
     "Samples waiting in the worker when the last batch was taken.",
     ["model", "mode"],
     multiprocess_mode="livemostrecent",
+)
+LONGEST_WAIT = Gauge(
+    "gearshift_queue_longest_wait_seconds",
+    "How long the oldest sample of the last batch had waited in the worker.",
+    ["model", "mode"],
+    multiprocess_mode="livemostrecent",
+)
+WORKER_RESTARTS = Counter(
+    "gearshift_worker_restarts_total", "Times that a worker ended and was started again."
+)
+API_RESTARTS = Counter(
+    "gearshift_api_restarts_total", "Times that an API process ended and was started again."
 )
 INFLIGHT = Gauge(
     "gearshift_inflight_requests",
@@ -205,10 +233,16 @@ def record_batch(batch: BatchRecord) -> None:
     BATCH_SIZE.labels(*labels).observe(batch.size)
     PADDING_RATIO.labels(*labels).observe(batch.padding_ratio)
     QUEUE_DEPTH.labels(*labels).set(batch.queue_depth)
+    LONGEST_WAIT.labels(*labels).set(batch.longest_wait_s)
     if batch.fallback is not None:
         FALLBACKS.labels(*labels, batch.fallback).inc()
     if batch.fallback == "recompile_prevented":
         RECOMPILES_PREVENTED.labels(*labels).inc()
+
+
+def record_end(process: str) -> None:
+    """A process ended: what it showed of the moment is no longer so; what it counted stays."""
+    mark_process_dead(process)  # type: ignore[no-untyped-call]
 
 
 class DeviceRecorder:

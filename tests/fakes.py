@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -165,3 +169,25 @@ def ready(module: nn.Module, device: str, dtype: str) -> nn.Module:
     import torch
 
     return module.to(device, getattr(torch, dtype)).eval().requires_grad_(False)
+
+
+class Fragile(Double):
+    """Double, slowly; a sample that begins with 13 kills its process, one with 14 never ends.
+
+    Where there is a file `unlucky`, its process dies when it is loaded.
+    """
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        if Path("unlucky").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        class Scale(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if bool((x[:, 0] == 13).any()):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(3600 if bool((x[:, 0] == 14).any()) else 0.2)
+                return x * 2
+
+        return ready(Scale(), device, dtype)

@@ -182,6 +182,7 @@ FAULTS = (
 
 
 def main(minutes: float) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server must not be left behind
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         soak = Soak(directory)
         try:

@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "GEARSHIFT_"
+MAX_BATCH_SIZE = 1024
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Key = Annotated[SecretStr, Field(min_length=16)]
@@ -66,6 +67,8 @@ class ServerSection(Section):
     answer, in seconds. One that takes longer is cut off."""
     drain_timeout_s: PositiveFloat = 30.0
     """At shutdown, how long admitted requests may take to finish, in seconds."""
+    max_restarts: Annotated[int, Field(ge=0)] = 5
+    """Restarts of a process in a row, none of which comes up, before the server ends (code 3)."""
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request body, in bytes; larger ones get 413."""
     max_pixels: PositiveInt = 50_000_000
@@ -89,13 +92,16 @@ class LogSection(Section):
 class BatchingSection(Section):
     """How samples become batches."""
 
-    max_batch_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)] = 8
     """Most samples run together."""
     batch_timeout_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """How long the oldest sample may wait for others when the device is free. 0: not at all."""
     max_queue: PositiveInt = 256
     """Most samples of one model waiting or running; beyond that requests get 429. Each HTTP
     process has an equal share, so it may refuse sooner where connections fall unevenly."""
+    inference_timeout_s: PositiveFloat = 60.0
+    """Longest that a batch may run, in seconds. One that takes longer gets 503, and the worker is
+    started again: its device is stuck."""
 
 
 class CompileSection(Section):

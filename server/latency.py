@@ -7,7 +7,7 @@ slices of ten seconds and publishes them as a small file; whoever is scraped add
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -41,8 +41,9 @@ class LatencyWindow:
     def publish(self) -> None:
         """Let the other processes see what was counted; forgets what left the window."""
         self._slices = {at: keys for at, keys in self._slices.items() if _in_window(at)}
-        # The process id is asked for here: this object may have been made before a fork.
-        fresh = self._directory / f"{os.getpid()}.new"
+        # The name is asked for here: this object may have been made before a fork. A process that
+        # replaces another has its name, and its file.
+        fresh = self._directory / f"{multiprocessing.current_process().name}.new"
         fresh.write_bytes(orjson.dumps(self._slices, option=orjson.OPT_NON_STR_KEYS))
         fresh.replace(fresh.with_suffix(".json"))
 

@@ -9,12 +9,12 @@ Knows no HTTP and no torch.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-import psutil
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
     CollectorRegistry,
@@ -22,9 +22,10 @@ from prometheus_client import (
     Gauge,
     Histogram,
     generate_latest,
+    values,
 )
 from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -44,6 +45,13 @@ from server.types import (
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 FALLBACK_REASONS: tuple[Fallback, ...] = get_args(Fallback)
+
+if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    # Files are named by process name, not by process id: a process that replaces another counts on
+    # where that one was, and the files do not become more with every restart.
+    values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
+        lambda: multiprocessing.current_process().name
+    )
 
 # Fine where compiled models live (below 10 ms), then doubling to half a minute.
 DURATION_BOUNDARIES_S = (
@@ -96,6 +104,18 @@ QUEUE_DEPTH = Gauge(
     "Samples that waited in the worker's queue when its last batch was done.",
     ["model"],
     multiprocess_mode="livesum",
+)
+LONGEST_WAIT = Gauge(
+    "gearshift_queue_longest_wait_seconds",
+    "How long the oldest sample of the last batch had waited in the worker.",
+    ["model", "mode"],
+    multiprocess_mode="livemostrecent",
+)
+WORKER_RESTARTS = Counter(
+    "gearshift_worker_restarts_total", "Times that a worker ended and was started again."
+)
+API_RESTARTS = Counter(
+    "gearshift_api_restarts_total", "Times that an API process ended and was started again."
 )
 INFLIGHT = Gauge(
     "gearshift_inflight_requests",
@@ -212,9 +232,6 @@ READY = Gauge(
     ["model"],
     multiprocess_mode="livemin",
 )
-WORKER_RESTARTS = Counter(
-    "gearshift_worker_restarts_total", "Workers that took the place of one that had ended."
-)
 BUILD_INFO = Gauge(
     "gearshift_build_info", "Always 1.", ["version"], multiprocess_mode="livemostrecent"
 )
@@ -248,7 +265,6 @@ class Requests:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics of all processes and their content type: OpenMetrics, which alone has
         exemplars, where `accept` names it, else Prometheus text."""
-        _forget_the_dead()
         BUILD_INFO.labels(__version__).set(1)
         registry = CollectorRegistry()
         registry.register(_AllProcesses(self._exemplars))
@@ -271,10 +287,16 @@ def record_batch(batch: BatchRecord) -> None:
     BATCH_SIZE.labels(*labels).observe(batch.size)
     PADDING_RATIO.labels(*labels).observe(batch.padding_ratio)
     QUEUE_DEPTH.labels(batch.model).set(batch.queue_depth)
+    LONGEST_WAIT.labels(*labels).set(batch.longest_wait_s)
     if batch.fallback is not None:
         FALLBACKS.labels(*labels, batch.fallback).inc()
     if batch.fallback == "recompile_prevented":
         RECOMPILES_PREVENTED.labels(*labels).inc()
+
+
+def record_end(process: str) -> None:
+    """A process ended: what it showed of the moment is no longer so; what it counted stays."""
+    mark_process_dead(process)  # type: ignore[no-untyped-call]
 
 
 class DeviceRecorder:
@@ -364,18 +386,3 @@ class _Quantiles(Collector):
             labels = {"model": model, "mode": mode, "quantile": str(quantile)}
             family.add_sample(family.name, labels, seconds)
         yield family
-
-
-def _forget_the_dead() -> None:
-    """A gauge says how things are, so it goes with its process."""
-    directory = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
-    for file in directory.glob("gauge_live*_*.db"):
-        if not _runs(int(file.stem.rpartition("_")[2])):
-            file.unlink(missing_ok=True)  # another process may be scraped at the same time
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -19,9 +19,11 @@ from typing import cast
 
 from server.types import Mode
 
+MAIN = "main"
+
 
 class StartupError(Exception):
-    """The server could not start; the text says why."""
+    """The server could not start, or could not go on; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,35 @@ class Runtime:
         """prometheus_client's multiprocess directory."""
         return self.directory / "metrics"
 
-    def fail(self, reason: str) -> None:
-        """Leave word, for the main process, why the server cannot go on."""
-        (self.directory / "failure").write_text(reason, encoding="utf-8")
+    @property
+    def journal(self) -> Path:
+        """What is on the device right now (see `link.journal`)."""
+        return self.directory / "journal"
+
+    def fail(self, process: str, reason: str) -> None:
+        """Leave word why a process cannot go on; MAIN stands for the server."""
+        self._failure(process).write_text(reason, encoding="utf-8")
+
+    def failure(self, process: str) -> str | None:
+        """The word that was left, if any."""
+        path = self._failure(process)
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def take_failure(self, process: str) -> str | None:
+        """The same, for who does something about it: it is gone then."""
+        reason = self.failure(process)
+        self._failure(process).unlink(missing_ok=True)
+        return reason
+
+    def progress(self, process: str) -> None:
+        """Leave word that a process got somewhere, so that it is worth starting again."""
+        self._progress(process).touch()
+
+    def take_progress(self, process: str) -> bool:
+        """Whether that word was left; it is gone then."""
+        got_somewhere = self._progress(process).exists()
+        self._progress(process).unlink(missing_ok=True)
+        return got_somewhere
 
     def give_up(self, model: str, bucket: str, reason: str) -> None:
         """Leave word, for the next worker, of a bucket that it must not compile."""
@@ -84,10 +112,11 @@ class Runtime:
     def _given_up(self) -> Path:
         return self.directory / "given-up"
 
-    def failure(self) -> str | None:
-        """The word that was left, if any."""
-        path = self.directory / "failure"
-        return path.read_text(encoding="utf-8") if path.exists() else None
+    def _failure(self, process: str) -> Path:
+        return self.directory / f"{process}.failure"
+
+    def _progress(self, process: str) -> Path:
+        return self.directory / f"{process}.progress"
 
 
 @contextmanager

@@ -34,11 +34,14 @@ class Bucket:
 class Sample:
     """One preprocessed input of one request: arrays without the batch dimension.
 
-    `deadline` is on the clock of `time.monotonic()`, which all processes of a machine share.
+    `deadline` is on the clock of `time.monotonic()`, which all processes of a machine share. `id`
+    is its name on the link. One that a worker died of, perhaps, is run `alone` the next time.
     """
 
     inputs: Arrays
     deadline: float
+    id: int = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,10 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch that ran, for whoever counts. `bucket` is a bucket's name in either mode."""
+    """One batch that ran, for whoever counts. `bucket` is a bucket's name in either mode.
+
+    `longest_wait_s` is how long its oldest sample had waited.
+    """
 
     model: str
     mode: Mode
@@ -121,6 +127,7 @@ class BatchRecord:
     padding_ratio: float
     inference_s: float
     queue_depth: int
+    longest_wait_s: float
     fallback: Fallback | None
 
 

@@ -1,14 +1,18 @@
 """Tiny served models for tests, also for a real server: `--model tests.fakes:Double`.
 
 `Double` takes a tensor, `Sleeps` and `Paced` take their time as well, `Tokens` takes a text of any
-length (two inputs, padded), `Colors` an image. `Raises` goes wrong, `Wide` answers at length.
+length (two inputs, padded), `Colors` an image. `Raises` goes wrong, `Fragile` takes its process
+with it, `Wide` answers at length.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -147,6 +151,28 @@ class Paced(Double):
     def preprocess(self, payload: Mapping[str, Any]) -> Arrays:
         time.sleep(payload["x"][3] / 1000)
         return super().preprocess(payload)
+
+
+class Fragile(Double):
+    """Double, slowly; a sample that begins with 13 kills its process, one with 14 never ends.
+
+    Where there is a file `unlucky`, its process dies when it is loaded.
+    """
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        if Path("unlucky").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        class Scale(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if bool((x[:, 0] == 13).any()):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(3600 if bool((x[:, 0] == 14).any()) else 0.2)
+                return x * 2
+
+        return ready(Scale(), device, dtype)
 
 
 class Text(BaseModel):

@@ -1,4 +1,4 @@
-"""Builds the server: LitServe as the shell, our routes and our worker inside it.
+"""Builds the server: the shell, with our routes and our worker inside it.
 
 The composition root. Each API process runs `connected` around its event loop; the worker is
 `link.worker`. Knows no torch.
@@ -7,19 +7,13 @@ The composition root. Each API process runs `connected` around its event loop; t
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import signal
-import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
-from litserve import LitServer
 from starlette.exceptions import HTTPException
 
 from server import __version__
@@ -35,74 +29,39 @@ from server.catalogue import make_models
 from server.config import Settings
 from server.errors import GearshiftError
 from server.link.client import WorkerClient
-from server.link.worker import WorkerAPI
 from server.metrics import Requests
-from server.orphans import die_with_parent
-from server.runtime import Runtime, StartupError
-
-log = logging.getLogger(__name__)
+from server.runtime import Runtime
+from server.shell import Shell
 
 PUBLISH_S = 1.0
 KEPT_ROUTES = ("/openapi.json", "/docs", "/docs/oauth2-redirect")
-MONITOR_S = 0.1
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(settings: Settings, runtime: Runtime) -> None:
-    """Serve until told to stop (SIGTERM, SIGINT). Raises StartupError when no model comes up."""
+    """Serve until told to stop (SIGTERM, SIGINT). Raises StartupError when it cannot go on."""
     logs.configure(settings.log, "main")
-    server = build(settings, runtime)
-    os.register_at_fork(after_in_child=_in_child)
-    stop = Stop(server)
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
-    server.run(
-        host=settings.server.host,
-        port=settings.server.port,
-        num_api_servers=settings.server.api_processes,
-        log_level="warning",
-        generate_client_file=False,
-        # For uvicorn:
-        log_config=None,
-        access_log=False,
-        loop="uvloop",
-        http=partial(Connection, timeout_s=settings.server.client_timeout_s),
-        ws="none",
-        lifespan="on",
-    )
-    if (reason := runtime.failure()) is not None:
-        raise StartupError(reason)
-
-
-def build(settings: Settings, runtime: Runtime) -> LitServer:
-    """LitServe's server with our application inside, not yet running."""
-    server = LitServer(
-        WorkerAPI(settings, runtime),
-        accelerator="cpu",  # the worker picks its device itself, once torch is imported there
-        max_payload_size=None,
-        restart_workers=True,
-    )
-    server.monitor_internal = MONITOR_S
-    server.uvicorn_graceful_timeout = settings.server.drain_timeout_s
-    equip(server.app, settings, runtime)
-    return server
-
-
-def equip(app: FastAPI, settings: Settings, runtime: Runtime) -> None:
-    """Give the application our routes, our OpenAPI and our lifespan in place of LitServe's."""
     api = make_api(settings, runtime)
+    connection = partial(Connection, timeout_s=settings.server.client_timeout_s)
+    shell = Shell(settings, runtime, api.client, connection)
+    equip(shell.app, api)
+    shell.serve()
+
+
+def equip(app: FastAPI, api: Api) -> None:
+    """Give the application our routes, our OpenAPI and our lifespan in place of LitServe's."""
     # LitServe's own /predict, /health and /info go, and its gzip: answers are small, and
     # compressing them costs more than it saves.
     kept = [route for route in app.router.routes if getattr(route, "path", "") in KEPT_ROUTES]
-    admin = Admin(settings.server, api.board, api.client)
+    section = api.settings.server
+    admin = Admin(section, api.board, api.client)
     app.router.routes[:] = [*api.routes(), *admin.routes(), *kept]
     app.user_middleware.clear()
-    if settings.server.api_key or settings.server.admin_key:
-        app.add_middleware(Keys, section=settings.server)
+    if section.api_key or section.admin_key:
+        app.add_middleware(Keys, section=section)
     app.add_exception_handler(GearshiftError, problem)
     app.add_exception_handler(HTTPException, http_problem)
     app.router.lifespan_context = lifespan(api)
-    document = partial(openapi, list(api.models.values()), __version__, settings.server)
+    document = partial(openapi, list(api.models.values()), __version__, section)
     app.openapi = document  # type: ignore[method-assign]
 
 
@@ -148,29 +107,3 @@ async def _publish(requests: Requests) -> None:
     while True:
         await asyncio.sleep(PUBLISH_S)
         requests.publish()
-
-
-class Stop:
-    """What a signal does to the main process: the first asks LitServe to end, the second ends it.
-
-    LitServe itself leaves orphans behind on SIGTERM.
-    """
-
-    def __init__(self, server: LitServer) -> None:
-        self._server = server
-        self._asked = False
-
-    def __call__(self, _: int, __: FrameType | None) -> None:
-        ended = self._server._shutdown_event
-        if self._asked or ended is None:
-            raise KeyboardInterrupt
-        self._asked = True
-        # From a thread: the event lives in another process, and this thread is in a call to it.
-        threading.Thread(target=ended.set).start()
-
-
-def _in_child() -> None:
-    """In what LitServe forks: the API processes and its manager."""
-    die_with_parent()
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)

@@ -1,8 +1,10 @@
-"""Samples to batches: the oldest first, with others of like length, at once when the device is
-free.
+"""Samples to batches: at once when the device is free, to each model its share of the device.
 
-One queue a model, taken from by one thread. A sample whose client left or whose deadline passed
-never reaches the device. Knows nothing of torch or of what a batch is for.
+One queue a model, taken from by one thread. Next is the model that had the least of the device's
+time, so that one with slow batches and a long queue costs another at most one batch. Within a model
+it is the oldest sample, with others of like length: nobody is overtaken for ever. A sample whose
+client left or whose deadline passed never reaches the device, so no wait is longer than a deadline.
+Knows nothing of torch or of what a batch is for.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ class Pending:
     future: Future[Reply] = field(default_factory=Future)
     enqueued_at: float = field(default_factory=time.monotonic)
 
+    def may_join(self, first: Pending) -> bool:
+        """Whether it can run in a batch with `first`."""
+        return self.length == first.length and not (self.sample.alone or first.sample.alone)
+
     def claim(self, now: float) -> bool:
         """Take it for a batch. False when there is nobody to answer, or it is too late."""
         if not self.future.set_running_or_notify_cancel():
@@ -46,10 +52,17 @@ class Batcher:
         self._batch_timeout_s = batch_timeout_s
         self._changed = threading.Condition()
         self._closed = False
+        # Seconds of the device that each model had. One that was idle starts where the others are:
+        # it has saved up nothing.
+        self._had_s = dict.fromkeys(models, 0.0)
+        self._level_s = 0.0
+        self._on_device: tuple[str, float] | None = None
 
     def put(self, model: str, pending: Sequence[Pending]) -> None:
         """Queue samples, so that a free device sees all of them at once."""
         with self._changed:
+            if not self._queues[model]:
+                self._had_s[model] = max(self._had_s[model], self._level_s)
             self._queues[model].extend(pending)
             self._changed.notify()
 
@@ -69,29 +82,41 @@ class Batcher:
             return not self._changed.wait_for(self._has_work, for_s)
 
     def next(self) -> tuple[str, list[Pending]] | None:
-        """The next batch, waiting for one; None once closed and empty."""
+        """The next batch, waiting for one; None once closed and empty.
+
+        The time until it is called again is what the batch cost.
+        """
         with self._changed:
+            self._charge()
             while True:
-                model = self._oldest()
-                if model is None:
-                    if self._closed:
-                        return None
-                    self._changed.wait()
-                    continue
-                wait_s = self._worth_waiting_s(self._queues[model])
-                if wait_s > 0:
-                    self._changed.wait(wait_s)
-                    continue
-                batch = self._take(self._queues[model])
-                if batch:
-                    return model, batch
+                waits = {
+                    model: self._worth_waiting_s(queue)
+                    for model, queue in self._queues.items()
+                    if queue
+                }
+                due = [model for model, wait_s in waits.items() if wait_s <= 0]
+                if due:
+                    model = min(due, key=self._turn)
+                    if batch := self._take(self._queues[model]):
+                        self._level_s = self._had_s[model]
+                        self._on_device = model, time.monotonic()
+                        return model, batch
+                elif self._closed:
+                    return None
+                else:
+                    self._changed.wait(min(waits.values(), default=None))
 
     def _has_work(self) -> bool:
         return self._closed or any(self._queues.values())
 
-    def _oldest(self) -> str | None:
-        waiting = [(queue[0].enqueued_at, model) for model, queue in self._queues.items() if queue]
-        return min(waiting)[1] if waiting else None
+    def _charge(self) -> None:
+        if self._on_device is not None:
+            model, since = self._on_device
+            self._had_s[model] += time.monotonic() - since
+            self._on_device = None
+
+    def _turn(self, model: str) -> tuple[float, float]:
+        return self._had_s[model], self._queues[model][0].enqueued_at
 
     def _worth_waiting_s(self, queue: deque[Pending]) -> float:
         if self._closed or len(queue) >= self._max_batch_size:
@@ -105,7 +130,7 @@ class Batcher:
         others: list[Pending] = []
         while queue and len(batch) < self._max_batch_size:
             pending = queue.popleft()
-            if batch and pending.length != batch[0].length:
+            if batch and not pending.may_join(batch[0]):
                 others.append(pending)
             elif pending.claim(now):
                 batch.append(pending)

@@ -1,4 +1,4 @@
-"""The device and the dtype that a configuration means."""
+"""The device and the dtype that a configuration means, and whether the device still works."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from server.runtime import StartupError
 
 class StartFailed(StartupError):
     """What was configured cannot be had: no such device, or a bucket that is not proven."""
+
+
+class DeviceLost(Exception):
+    """The device does nothing any more for this process; a new one can use it again."""
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -22,6 +26,19 @@ def pick_device(wanted: str) -> torch.device:
             'use device = "cpu", or a build of torch and a driver that see it'
         )
     return device
+
+
+def require_alive(device: torch.device) -> None:
+    """Raises DeviceLost after a sticky CUDA error: from then on every call of this process fails.
+
+    To be asked when something failed; to wait for the device costs nothing then.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise DeviceLost(f"{device}: {str(error).splitlines()[0]}") from error
 
 
 def pick_dtype(wanted: str) -> torch.dtype:

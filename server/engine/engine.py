@@ -25,7 +25,7 @@ from server.engine.blocked import BlockedRunner
 from server.engine.buckets import Grid, make_grid
 from server.engine.capture import Evidence
 from server.engine.contract import BatchResult, Loaded, Runner
-from server.engine.devices import StartFailed, pick_device, pick_dtype
+from server.engine.devices import StartFailed, pick_device, pick_dtype, require_alive
 from server.engine.environment import configure_thread
 from server.engine.loading import layout_of, load_module
 from server.engine.preflight import blocking_reason
@@ -52,6 +52,7 @@ NOTHING_SKIPPED: Mapping[tuple[str, str], str] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Who is told: of each change of a model's status, of each batch, of the device, of the end.
+    `device_takes` is told which samples go to the device, before; `device_free` when none is there.
 
     Called on the executor thread; must not block.
     """
@@ -60,6 +61,8 @@ class Listener:
     batch: Callable[[BatchRecord], None]
     device: Callable[[DeviceRecord], None]
     failed: Callable[[Exception], None]
+    device_takes: Callable[[Sequence[int]], None]
+    device_free: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -243,19 +246,24 @@ class Engine:
         """Run one batch; every sample of it gets its reply or its error."""
         lane = self._lanes[name]
         started = time.monotonic()
+        self._listener.device_takes([pending.sample.id for pending in batch])
         try:
             result = lane.runner.run([pending.sample.inputs for pending in batch])
         except Exception:  # the batch edge: whatever a model raises is answered, not passed on
+            require_alive(self._device)
             log.exception("%s: a batch of %d failed; running each sample alone", name, len(batch))
             for pending in batch:
                 self._run_alone(lane, lane.runner, pending, started)
         else:
             self._finish(lane, batch, result, started)
+        self._listener.device_free()
 
     def _run_alone(self, lane: Lane, runner: Runner, pending: Pending, started: float) -> None:
+        self._listener.device_takes([pending.sample.id])
         try:
             result = runner.run_eager([pending.sample.inputs], "batch_failed")
         except Exception:  # the batch edge
+            require_alive(self._device)
             log.exception("%s: a sample failed, alone and eager", lane.model.name)
             pending.future.set_exception(InferenceFailed("the model could not process this input"))
         else:
@@ -277,6 +285,7 @@ class Engine:
                 padding_ratio=_padding_ratio(lane.model, batch, result),
                 inference_s=result.inference_s,
                 queue_depth=self._batcher.depth(lane.model.name),
+                longest_wait_s=started - batch[0].enqueued_at,
                 fallback=result.fallback,
             )
         )

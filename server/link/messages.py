@@ -1,7 +1,7 @@
 """What the two sides say to each other: each message to a frame's header and back.
 
     API process -> worker    run, cancel, shift
-    worker -> API process    reply, error, status
+    worker -> API process    reply, error, status, lost
 
 Knows the words, not the socket.
 """
@@ -12,18 +12,30 @@ from dataclasses import asdict
 from typing import Any
 
 from server.errors import GearshiftError, by_name
+from server.link.journal import LostBatch
 from server.types import Arrays, BucketStatus, Mode, ModelStatus, Reply, Sample, Timings
 
 Header = dict[str, Any]
 
 
-def run(request: int, model: str, sample: Sample, *, more: bool) -> Header:
+def run(request: int, model: str, sample: Sample, *, more: bool, alone: bool = False) -> Header:
     """Header of the frame that asks for one sample; its tensors are the sample's inputs.
 
     `more`: others of the same request follow, and want to run in the same batch.
     """
-    deadline = sample.deadline
-    return {"kind": "run", "id": request, "model": model, "deadline": deadline, "more": more}
+    return {
+        "kind": "run",
+        "id": request,
+        "model": model,
+        "deadline": sample.deadline,
+        "more": more,
+        "alone": alone,
+    }
+
+
+def read_run(header: Header, inputs: Arrays) -> Sample:
+    """The sample of a `run` frame."""
+    return Sample(inputs, header["deadline"], header["id"], header["alone"])
 
 
 def cancel(request: int) -> Header:
@@ -69,6 +81,16 @@ def error(request: int, raised: GearshiftError) -> Header:
 def read_error(header: Header) -> GearshiftError:
     """The error of an `error` frame."""
     return by_name(header["error"])(header["detail"], header["retry_after_s"])
+
+
+def lost(batch: LostBatch) -> Header:
+    """Header of the frame that tells what was on the device when the worker before ended."""
+    return {"kind": "lost", "ids": batch.ids, "stuck": batch.stuck}
+
+
+def read_lost(header: Header) -> LostBatch:
+    """The batch of a `lost` frame."""
+    return LostBatch(tuple(header["ids"]), header["stuck"])
 
 
 def status(model: ModelStatus) -> Header:

@@ -7,7 +7,9 @@ the event loop that receives frames and sends replies; the engine's executor thr
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import multiprocessing
 import os
 import signal
 from collections import defaultdict
@@ -29,6 +31,7 @@ from server.config import Settings
 from server.errors import GearshiftError
 from server.link import messages
 from server.link.channel import Channel, Header
+from server.link.journal import Journal
 from server.orphans import die_with_parent
 from server.progress import progress as make_progress
 from server.runtime import Runtime
@@ -64,7 +67,10 @@ class WorkerAPI(LitAPI):  # type: ignore[misc]
 class EngineLoop(LitLoop):  # type: ignore[misc]
     """Owns the worker's main thread from the end of `setup` on."""
 
-    def __call__(self, lit_api: WorkerAPI, *_: Any) -> None:
+    def __call__(self, lit_api: WorkerAPI, device: str, worker_id: int, *_: Any) -> None:
+        # Files of metrics and words for the main process go by it; LitServe calls every worker the
+        # same.
+        multiprocessing.current_process().name = worker_name(worker_id)
         # A terminal's Ctrl+C goes to every process; the main process decides when the worker ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent()
@@ -72,12 +78,16 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         uvloop.run(Worker(lit_api.settings, lit_api.runtime).run())
 
 
+def worker_name(worker_id: int) -> str:
+    """The process name of a worker."""
+    return f"worker-{worker_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """One sample and whom to answer."""
 
     channel: Channel
-    request: int
     sample: Sample
 
 
@@ -85,6 +95,7 @@ class Worker:
     """Serves the API processes that connect, from one engine. Lives on the event loop."""
 
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
+        self._name = multiprocessing.current_process().name
         self._settings = settings
         self._runtime = runtime
         self._models = list(make_models(settings).values())
@@ -94,26 +105,38 @@ class Worker:
         self._arrived: defaultdict[str, list[Arrived]] = defaultdict(list)
         self._running: dict[tuple[Channel, int], Future[Reply]] = {}
         self._compiling: dict[str, tuple[str, asyncio.TimerHandle]] = {}
+        self._journal = Journal(runtime.journal)
+        self._lost = self._journal.take_over()
         self._engine: Engine | None = None
 
     async def run(self) -> None:
         """Listen, start the engine, serve until SIGTERM: the main process ends or is gone."""
         loop = asyncio.get_running_loop()
         path = self._runtime.worker_socket
-        if path.exists():  # left by a worker that died
-            metrics.WORKER_RESTARTS.inc()
-            path.unlink()
-        stop = asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        path.unlink(missing_ok=True)
+        loop.add_signal_handler(signal.SIGTERM, self._end)
         async with await loop.create_unix_server(self._accept, str(path)):
             self._engine = await asyncio.to_thread(
-                make_engine, self._models, self._settings, self, loop, self._runtime
+                make_engine,
+                self._models,
+                self._settings,
+                self,
+                loop,
+                self._journal,
+                self._runtime,
             )
             self._engine.start()
-            await stop.wait()
+            await asyncio.Event().wait()
+
+    def _end(self) -> None:
+        """Nobody waits for an answer any more: end this process, now.
+
+        Not by returning: Python would take torch apart object by object, for seconds.
+        """
         self._progress.close()
-        if not self._engine.close(STOP_S):
-            os._exit(1)  # the executor is in the middle of something: compiling, most likely
+        if self._engine is not None and self._engine.close(STOP_S):
+            atexit._run_exitfuncs()
+        os._exit(0)
 
     # From the engine.
 
@@ -126,6 +149,10 @@ class Worker:
             peer.send(messages.status(status))
         if all(status.state == "ready" for status in self._statuses.values()):
             self._progress.close()
+            self._got_somewhere()
+
+    def _got_somewhere(self) -> None:
+        self._runtime.progress(self._name)
 
     def _watch(self, status: ModelStatus) -> None:
         """Starts the clock of a bucket that begins to compile, stops that of one that is done."""
@@ -149,15 +176,14 @@ class Worker:
         self._progress.close()
         log.error("%s: bucket %s: %s; starting the worker again", model, bucket, reason)
         self._runtime.give_up(model, bucket, reason)
+        self._got_somewhere()
         os._exit(1)
 
     def on_failed(self, error: Exception) -> None:
-        """The engine stopped. While starting that ends the server; later, only this worker."""
+        """The engine stopped, and with it the worker; the main process decides what follows."""
         self._progress.close()
-        if any(status.state == "ready" for status in self._statuses.values()):
-            os._exit(1)
-        self._runtime.fail(str(error) or repr(error))
-        os.kill(os.getppid(), signal.SIGTERM)
+        self._runtime.fail(self._name, str(error) or repr(error))
+        os._exit(1)
 
     # From the API processes.
 
@@ -166,6 +192,8 @@ class Worker:
 
     def _on_open(self, channel: Channel) -> None:
         self._peers.add(channel)
+        if self._lost.ids:
+            channel.send(messages.lost(self._lost))
         for status in self._statuses.values():
             channel.send(messages.status(status))
 
@@ -179,7 +207,7 @@ class Worker:
 
     def _on_frame(self, channel: Channel, header: Header, tensors: Arrays) -> None:
         if header["kind"] == "run":
-            arrived = Arrived(channel, header["id"], Sample(tensors, header["deadline"]))
+            arrived = Arrived(channel, messages.read_run(header, tensors))
             self._arrived[header["model"]].append(arrived)
             if not header["more"]:
                 asyncio.get_running_loop().call_soon(self._submit_arrived)
@@ -205,12 +233,12 @@ class Worker:
             futures = self._engine.submit(model, [arrived.sample for arrived in group])
         except GearshiftError as error:
             for arrived in group:
-                arrived.channel.send(messages.error(arrived.request, error))
+                arrived.channel.send(messages.error(arrived.sample.id, error))
             return
         loop = asyncio.get_running_loop()
         for arrived, future in zip(group, futures, strict=True):
-            self._running[arrived.channel, arrived.request] = future
-            answer = partial(self._answer, arrived.channel, arrived.request)
+            self._running[arrived.channel, arrived.sample.id] = future
+            answer = partial(self._answer, arrived.channel, arrived.sample.id)
             future.add_done_callback(partial(loop.call_soon_threadsafe, answer))
 
     def _answer(self, channel: Channel, request: int, done: Future[Reply]) -> None:
@@ -230,6 +258,7 @@ def make_engine(
     settings: Settings,
     worker: Worker,
     loop: asyncio.AbstractEventLoop,
+    journal: Journal,
     runtime: Runtime,
 ) -> Engine:
     """The engine, telling the worker on `loop`. Imports torch: seconds, so not on the loop."""
@@ -246,5 +275,7 @@ def make_engine(
         batch=metrics.record_batch,
         device=metrics.DeviceRecorder().record,
         failed=on_loop(worker.on_failed),
+        device_takes=journal.begin,
+        device_free=journal.end,
     )
     return Engine(models, settings, listener, runtime.given_up(), runtime.shifted())

@@ -85,9 +85,15 @@ def engines(cache_dir: Path) -> Iterator[Start]:
 
         batches: list[BatchRecord] = []
         devices: list[DeviceRecord] = []
-        engine = Engine(
-            models, chosen, Listener(on_status, batches.append, devices.append, on_failed), skipped
+        listener = Listener(
+            status=on_status,
+            batch=batches.append,
+            device=devices.append,
+            failed=on_failed,
+            device_takes=lambda _: None,
+            device_free=lambda: None,
         )
+        engine = Engine(models, chosen, listener, skipped)
         running = Running(engine, batches=batches, devices=devices)
         started.append(running)
         engine.start()

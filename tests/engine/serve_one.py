@@ -46,7 +46,18 @@ def answer(table: dict[str, str]) -> dict[str, Any]:
     def ignore(record):
         pass
 
-    engine = Engine([Double()], settings, Listener(on_status, ignore, ignore, on_failed))
+    engine = Engine(
+        [Double()],
+        settings,
+        Listener(
+            status=on_status,
+            batch=ignore,
+            device=ignore,
+            failed=on_failed,
+            device_takes=ignore,
+            device_free=lambda: None,
+        ),
+    )
     engine.start()
     assert ended.wait(ENDED_S)
     if failures:

@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from models.base import ModelError
-from server.engine.devices import StartFailed
+from server.engine.devices import DeviceLost, StartFailed, require_alive
 from server.engine.tensors import rows_of
 from server.errors import DeadlineExceeded, InferenceFailed, NotReady, UnknownModel
 from server.types import Sample
@@ -142,3 +143,32 @@ def test_bfloat16_weights_answer_close_to_float32(start):
     (reply,) = running.run("tokens", [sample])
     assert reply.outputs["scores"].dtype == np.float32
     np.testing.assert_allclose(reply.outputs["scores"], expected_scores(sample), atol=1e-2)
+
+
+def test_a_device_that_fails_every_call_is_lost_and_one_that_works_is_not(monkeypatch):
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    require_alive(device)
+
+    def gone(_: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nmore")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", gone)
+    with pytest.raises(DeviceLost, match="cuda: CUDA error: device-side assert triggered$"):
+        require_alive(device)
+
+
+def test_an_engine_whose_device_is_lost_ends_and_leaves_its_batch_unanswered(start, monkeypatch):
+    """Not answered with an error: whoever asked tries again elsewhere."""
+
+    def gone(device: torch.device) -> None:
+        raise DeviceLost(f"{device}: gone")
+
+    running = start([faults.RaisesOn()], mode="eager")
+    monkeypatch.setattr("server.engine.engine.require_alive", gone)
+    sample = Sample({"x": np.full(4, 13, np.float32)}, time.monotonic() + 60)
+    (future,) = running.engine.submit("double", [sample])
+    with running.changed:
+        assert running.changed.wait_for(lambda: running.failure is not None, 60)
+    assert str(running.failure) == "cpu: gone"
+    assert not future.done()

@@ -1,0 +1,195 @@
+"""The main process: LitServe as the shell, its processes under our own supervision.
+
+LitServe binds the port, gives the application and spawns the worker. What it does about processes
+that end is replaced: it starts a dead worker again at once and for ever, an API process never; it
+ends API processes one after the other, so that the last takes requests until the first has drained;
+and it keeps queues and start-up states in a manager process that nothing here needs.
+
+Everything is started and watched on the main thread (see `supervisor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import uvicorn
+from litserve import LitServer
+from prometheus_client import Counter
+
+from server.api.process import MARGIN_S, ApiProcess
+from server.config import Settings
+from server.link.client import WorkerClient
+from server.link.journal import Journal
+from server.link.worker import WorkerAPI, worker_name
+from server.metrics import API_RESTARTS, WORKER_RESTARTS
+from server.orphans import die_with_parent
+from server.runtime import MAIN, Runtime, StartupError
+from server.supervisor import POLL_S, Child, wait_for_an_end
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WORKER_STOP_S = 5.0
+ENDED_AT_ONCE = 130
+
+
+class Shell(LitServer):  # type: ignore[misc]
+    """LitServe's server: one worker, several API processes around one application."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: Runtime,
+        client: WorkerClient,
+        connection: Callable[..., asyncio.Protocol],
+    ) -> None:
+        """`connection` makes the protocol of one HTTP connection, as uvicorn's `http` takes it."""
+        super().__init__(
+            WorkerAPI(settings, runtime),
+            accelerator="cpu",  # the worker picks its device itself, once torch is imported there
+            max_payload_size=None,
+        )
+        self._settings = settings
+        self._runtime = runtime
+        self._client = client
+        self._connection = connection
+        self._journal = Journal(runtime.journal)
+        self._sockets: list[socket.socket] = []
+        self._children: list[Child] = []  # the worker, then the API processes
+        self._stop_asked = False
+
+    def serve(self) -> None:
+        """Serve until told to stop (SIGTERM, SIGINT). Raises StartupError when it cannot go on."""
+        os.register_at_fork(after_in_child=_in_child)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        try:
+            self.run(
+                host=self._settings.server.host,
+                port=self._settings.server.port,
+                num_api_servers=self._settings.server.api_processes,
+                log_level="warning",
+                generate_client_file=False,
+                # For uvicorn:
+                log_config=None,
+                access_log=False,
+                loop="uvloop",
+                http=self._connection,
+                ws="none",
+                lifespan="on",
+            )
+        finally:
+            for child in self._children:
+                child.process.kill()
+                child.process.join()
+        if (reason := self._runtime.failure(MAIN)) is not None:
+            raise StartupError(reason)
+
+    def _on_signal(self, *_: object) -> None:
+        """The first asks everything to end, the second ends it."""
+        if self._stop_asked:
+            sys.exit(ENDED_AT_ONCE)
+        self._stop_asked = True
+
+    # What LitServe calls, in this order.
+
+    def _init_manager(self, num_api_servers: int) -> None:
+        self.workers_setup_status: dict[str, str] = {}
+        self.litapi_request_queues = dict.fromkeys(api.api_path for api in self.litapi_connector)
+        self._transport = None
+        self._shutdown_event = threading.Event()
+
+    def launch_inference_worker(self, lit_api: WorkerAPI) -> list[BaseProcess]:
+        """The worker, and how to start it again."""
+        start = partial(self.launch_single_inference_worker, lit_api, 0)
+        return [self._start(worker_name(0), start, WORKER_RESTARTS).process]
+
+    def verify_worker_status(self) -> None:
+        """Nothing to wait for: HTTP is up before the models are."""
+
+    def _start_server(
+        self,
+        port: int,
+        num_uvicorn_servers: int,
+        log_level: str,
+        sockets: list[socket.socket],
+        uvicorn_worker_type: str,
+        **for_uvicorn: Any,
+    ) -> dict[int, BaseProcess]:
+        self._sockets = sockets
+        config = uvicorn.Config(self.app, log_level=log_level, **for_uvicorn)
+        drain_timeout_s = self._settings.server.drain_timeout_s
+        server = ApiProcess(config, self._client, self._runtime, drain_timeout_s)
+        for number in range(num_uvicorn_servers):
+            name = f"api-{number}"
+            self._start(name, partial(_fork, name, partial(server.run, sockets)), API_RESTARTS)
+        return {}
+
+    def _start_worker_monitoring(self, *_: object) -> None:
+        """Watch every process until it is time to end."""
+        while not self._stop_asked and self._runtime.failure(MAIN) is None:
+            self._end_stuck_worker()
+            for child in self._children:
+                self._tend(child)
+            wait_for_an_end(self._children, POLL_S)
+        self._shutdown_event.set()
+
+    def _perform_graceful_shutdown(self, *_: object) -> None:
+        worker, *apis = self._children
+        for listening in self._sockets:
+            listening.close()  # open here, it would take connections that nobody accepts
+        for api in apis:
+            api.process.terminate()
+        give_up_at = time.monotonic() + self._settings.server.drain_timeout_s + 2 * MARGIN_S
+        while any(api.process.is_alive() for api in apis) and time.monotonic() < give_up_at:
+            self._end_stuck_worker()
+            self._tend(worker)  # what was admitted still needs it
+            wait_for_an_end(apis, POLL_S)
+        worker.process.terminate()
+        worker.process.join(WORKER_STOP_S)
+
+    # Ours.
+
+    def _start(self, name: str, start: Callable[[], BaseProcess], restarts: Counter) -> Child:
+        child = Child(name, start, self._runtime, self._settings.server.max_restarts, restarts)
+        self._children.append(child)
+        return child
+
+    def _tend(self, child: Child) -> None:
+        if (reason := child.tend()) is not None:
+            self._runtime.fail(MAIN, reason)
+
+    def _end_stuck_worker(self) -> None:
+        """A batch cannot be interrupted, and a worker that is stuck in one may not even notice."""
+        limit_s = self._settings.batching.inference_timeout_s
+        worker = self._children[0].process
+        if self._journal.running_s(worker.pid) > limit_s:
+            log.error("a batch ran longer than batching.inference_timeout_s = %g s", limit_s)
+            self._journal.condemn()
+            worker.kill()
+            worker.join()
+
+
+def _fork(name: str, target: Callable[[], None]) -> BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=target, name=name)
+    process.start()
+    return process
+
+
+def _in_child() -> None:
+    """In what is forked: the API processes."""
+    die_with_parent()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)

@@ -58,7 +58,7 @@ class Variant(Part):
     skips: tuple[str, ...] = ()
     """Why torch left something out of CUDA graphs."""
     peak_bytes: int | None = None
-    """Highest that torch's allocator went during the timed calls, above what it held before them:
+    """Highest that torch's allocator went during one call, above what it held before:
     what CUDA graphs use is in `pool_bytes`."""
     pool_bytes: int | None = None
     """What its CUDA graphs added to their private pools."""
@@ -89,8 +89,7 @@ class Bench(Part):
     """One model without HTTP."""
 
     model: str
-    weights: str = "default"
-    """`default`, `random`, or the path of a file."""
+    weights: Literal["real", "random"] = "real"
     device: str
     dtype: str
     threads: int

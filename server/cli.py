@@ -3,7 +3,8 @@
     0  stopped cleanly, or printed what was asked for
     1  `doctor` found something that blocks compiling
     2  the configuration, a flag or a model reference cannot be used
-    3  the server could not start
+    3  the server could not start, or the model could not be measured
+    4  `bench`: a condition of --fail-if holds, or it got worse than --baseline
 
 Imports nothing heavy before the configuration is known to be good: `--help` answers at once.
 """
@@ -15,25 +16,29 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from models import registry
 from models.base import ModelError
+from report import render
+from report.gate import Condition, GateError
+from report.schema import Report
+from report.tables import latency_table
+from report.verdict import verdicts
 from server import __version__, config, sources
 from server.catalogue import make_models
 from server.engine.environment import prepare_environment
 from server.runtime import StartupError, runtime
 
-if TYPE_CHECKING:
-    from server.engine.bench import Comparison, Latencies
-
 BLOCKED = 1
 BAD_CONFIG = 2
 STARTUP_FAILED = 3
+GATE_FAILED = 4
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -75,6 +80,19 @@ VERSION = typer.Option(
 )
 
 
+TORCH_MODE = typer.Option(
+    help="torch.compile's mode to measure beside eager; repeatable. Default: compile.torch_mode.",
+    metavar="MODE",
+)
+OUT = typer.Option(
+    help="Where to write PATH.json, PATH.md and PATH.html. Default: reports/bench-<time>.",
+    metavar="PATH",
+)
+FAIL_IF = typer.Option(
+    help='Condition that must not hold, like "speedup(batch=1) < 1.2"; repeatable.',
+    metavar="CONDITION",
+)
+BASELINE = typer.Option(help="Older report (.json) to hold this one against.", metavar="PATH")
 BATCH = typer.Option(help="Batch size to measure; repeatable. Default: 1.", min=1)
 SEQ = typer.Option(help="Sequence length to measure; repeatable. Default: 32.", min=1)
 
@@ -200,25 +218,56 @@ def bench(
     device: Annotated[str | None, _key("device", "auto|cpu|cuda[:N]")] = None,
     dtype: Annotated[str | None, _key("dtype", "auto|float32|bfloat16|float16")] = None,
     threads: Annotated[int | None, _key("threads")] = None,
+    torch_mode: Annotated[list[str] | None, TORCH_MODE] = None,
     batch: Annotated[list[int] | None, BATCH] = None,
     seq: Annotated[list[int] | None, SEQ] = None,
-    seconds: Annotated[float, typer.Option(help="Measuring time of a bucket, both modes.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="Measuring time of a bucket, all modes.")] = 5.0,
+    out: Annotated[Path | None, OUT] = None,
+    fail_if: Annotated[list[str] | None, FAIL_IF] = None,
+    baseline: Annotated[Path | None, BASELINE] = None,
 ) -> None:
-    """Compare eager and compiled without HTTP: latency of a batch, its answers, compile time."""
-    settings = _tool_settings(file, _models(model or [], weights), device, dtype, threads)
-    header = ("model", "bucket", "eager p50 ms", "compiled p50 ms", "speed-up", "compile s")
-    try:
-        prepare_environment(settings)
-        from server.engine.bench import compare  # heavy: torch
+    """Compare eager and compiled without HTTP, and write a report: speed, cost, answers.
 
-        rows = [
-            _bench_row(row)
-            for one in make_models(settings).values()
-            for row in compare(one, settings, batch or [1], seq or [32], seconds)
-        ]
-    except (config.ConfigError, ModelError) as error:
+    Exit code 4: a condition of --fail-if holds, or a speed-up fell below that of --baseline.
+    """
+    settings = _tool_settings(file, _models(model or [], weights), device, dtype, threads)
+    sections = [_compile_section(settings, one) for one in torch_mode or ()] or [settings.compile]
+    try:
+        conditions = [Condition.parse(text) for text in fail_if or ()]
+        before = None if baseline is None else render.read(baseline)
+        prepare_environment(settings)
+        from server import bench  # heavy: torch
+
+        report = bench.run(settings, sections, bench.Shapes(batch or [1], seq or [32], seconds))
+        _print_report(report, out or Path("reports", f"bench-{report.created:%Y%m%d-%H%M%S}"))
+        gates = list(bench.gate(report, conditions, before))
+    except (config.ConfigError, GateError, OSError, ValidationError) as error:
+        _fail(BAD_CONFIG, str(error))
+    except (ModelError, StartupError) as error:
         _fail(STARTUP_FAILED, str(error))
-    _print_table((*header, "max abs difference"), rows)
+    for table, _ in gates:
+        typer.echo(table.title)
+        _print_table(table.header, table.rows)
+    if any(fails for _, fails in gates):
+        raise typer.Exit(GATE_FAILED)
+
+
+def _compile_section(settings: config.Settings, torch_mode: str) -> config.CompileSection:
+    values = {**settings.compile.model_dump(), "torch_mode": torch_mode}
+    try:
+        return config.CompileSection.model_validate(values)
+    except ValidationError as error:
+        _fail(BAD_CONFIG, f"--torch-mode {torch_mode}: {error.errors()[0]['msg']}")
+
+
+def _print_report(report: Report, path: Path) -> None:
+    for what, verdict in verdicts(report):
+        typer.echo(f"{what}: {verdict}")
+    for one in report.benches:
+        table = latency_table(one)
+        _print_table(("model", *table.header), [(one.model, *row) for row in table.rows])
+    for written in render.write(report, path):
+        typer.echo(str(written))
 
 
 @app.command()
@@ -266,24 +315,6 @@ def _tool_settings(
     """For a command that serves nothing and prints its result."""
     flags = {"device": device, "dtype": dtype, "threads": threads, "models": models}
     return _load(file, _given({**flags, "log": {"level": "warning"}}))
-
-
-def _bench_row(row: Comparison) -> tuple[str, ...]:
-    if row.status.state != "compiled":
-        return (row.model, str(row.bucket), _ms(row.eager), "-", "-", "-", row.status.reason or "")
-    return (
-        row.model,
-        str(row.bucket),
-        _ms(row.eager),
-        _ms(row.compiled),
-        f"{row.speedup:.2f}",
-        f"{row.status.compile_s:.1f}",
-        f"{row.status.parity_max_abs_error:.0e}",
-    )
-
-
-def _ms(latencies: Latencies) -> str:
-    return f"{latencies.quantile(0.5) * 1e3:.2f}"
 
 
 def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from models.base import ServedModel
+from report import figures
+from report.schema import BucketBench, Variant
+from report.tables import bucket_name, ms
 from server.config import Settings
-from server.engine.bench import Comparison, compare
+from server.engine.bench import measure
 from server.engine.checks import Finding
 from server.engine.devices import StartFailed, pick_device
 from server.engine.inspection import inspect
@@ -19,8 +22,6 @@ from server.engine.probe import probe
 FINDINGS = ("check", "state", "found", "remedy")
 GRAPHS = ("model", "graphs", "graph breaks")
 VERDICTS = ("model", "bucket", "eager p50 ms", "compiled p50 ms", "speed-up", "verdict")
-
-WORTH_IT = 1.05
 
 
 def examine(settings: Settings) -> list[Finding]:
@@ -50,27 +51,6 @@ def graph_rows(model: ServedModel, settings: Settings) -> Iterator[tuple[str, ..
         yield (model.name, str(graphs.count), graph_break)
 
 
-def verdict_row(row: Comparison) -> tuple[str, ...]:
-    """A measured bucket, and whether to compile it."""
-    eager_s, compiled_s = row.eager.quantile(0.5), row.compiled.quantile(0.5)
-    eager_ms = f"{eager_s * 1e3:.2f}"
-    if row.status.state != "compiled":
-        why = f"stays eager: {row.status.reason}"
-        return (row.model, str(row.bucket), eager_ms, "-", "-", why)
-    verdict = _verdict(row.speedup, eager_s - compiled_s, row.status.compile_s or 0)
-    compiled_ms, speedup = f"{compiled_s * 1e3:.2f}", f"{row.speedup:.2f}"
-    verdict = "; ".join(filter(None, (verdict, row.status.note)))
-    return (row.model, str(row.bucket), eager_ms, compiled_ms, speedup, verdict)
-
-
-def _verdict(speedup: float, saved_s: float, compile_s: float) -> str:
-    if speedup >= WORTH_IT and saved_s > 0:
-        return f"compile: its {compile_s:.0f} s are won back in {compile_s / saved_s:,.0f} batches"
-    if speedup > 1 / WORTH_IT:
-        return "no difference: stay eager"
-    return "stay eager: compiled is slower"
-
-
 def verdict_rows(
     model: ServedModel,
     settings: Settings,
@@ -79,4 +59,25 @@ def verdict_rows(
     seconds: float,
 ) -> Iterator[tuple[str, ...]]:
     """Compile and measure `model` in every bucket of `batches` times `seqs`."""
-    yield from map(verdict_row, compare(model, settings, batches, seqs, seconds))
+    bench = measure(
+        model, settings, [settings.compile], batches, seqs, seconds, show=lambda _: None
+    )
+    for bucket, variant in figures.compiled(bench):
+        yield (bench.model, bucket_name(bucket), *_verdict_cells(bucket, variant))
+
+
+def _verdict_cells(bucket: BucketBench, variant: Variant) -> tuple[str, ...]:
+    eager_ms = ms(figures.quantile(figures.calls(bucket.variants[0]), 0.5))
+    speedup = figures.variant_speedup(bucket, variant)
+    if speedup is None:
+        return (eager_ms, "-", "-", f"stays eager: {variant.reason}")
+    compiled_ms = ms(figures.quantile(figures.calls(variant), 0.5))
+    requests = figures.break_even(bucket, variant)
+    verdict = "; ".join(filter(None, (_verdict(speedup, requests), variant.note)))
+    return (eager_ms, compiled_ms, str(speedup), verdict)
+
+
+def _verdict(speedup: figures.Speedup, requests: float | None) -> str:
+    if requests is not None:
+        return f"compile: it has paid after {requests:,.0f} requests"
+    return "stay eager: compiled is slower" if speedup.is_loss else "no difference: stay eager"

@@ -103,6 +103,11 @@ def test_the_engine_knows_nothing_of_http():
     assert not [module for module in within("server.engine") if tops(imports(module)) & HTTP]
 
 
+def test_reports_are_read_and_written_without_torch_and_http():
+    used = set[str]().union(*(tops(imports(module)) for module in within("report")))
+    assert not used & (HTTP | TORCH)
+
+
 def test_litserve_is_used_in_two_files_at_most():
     users = [module for module in TREES if "litserve" in tops(imports(module))]
     assert len(users) <= 2, users

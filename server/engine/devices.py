@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from server.runtime import StartupError
 
-class StartFailed(Exception):
+
+class StartFailed(StartupError):
     """What was configured cannot be had: no such device, or a bucket that is not proven."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import psutil
 import torch
@@ -65,3 +65,22 @@ def graph_pool_bytes(device: torch.device) -> int | None:
         if key.startswith("reserved_bytes_by_private_pools.") and key.endswith(".all.current")
     ]
     return sum(pools) if pools else None
+
+
+def peak_during(device: torch.device, call: Callable[[], object]) -> int | None:
+    """How far torch's allocator went above what it held, while `call` ran; None on a CPU."""
+    if device.type != "cuda":
+        call()
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def gpu(device: torch.device) -> tuple[str, int] | tuple[None, None]:
+    """Name and memory of a CUDA device; None for a CPU."""
+    if device.type != "cuda":
+        return None, None
+    properties = torch.cuda.get_device_properties(device)
+    return properties.name, properties.total_memory

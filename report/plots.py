@@ -215,7 +215,7 @@ def _by_bucket(load: Load) -> Plot:
     rows = [
         _spread(f"{bucket} {load.sides[series].name}", found[bucket, series], series)
         for bucket, series in sorted(found, key=_size)
-        if "+" not in bucket
+        if "," not in bucket
     ]
     caption = (
         "Requests by the bucket that their batch belongs to: p10, median, p99, waiting included, "
@@ -227,7 +227,7 @@ def _by_bucket(load: Load) -> Plot:
 
 def _size(key: tuple[str, int]) -> tuple[list[int], int]:
     bucket, series = key
-    return [int(n) for n in bucket.replace("+", "x").split("x") if n.isdigit()], series
+    return [int(n) for n in bucket.split("x") if n.isdigit()], series
 
 
 def _memory(load: Load) -> Iterator[Plot]:

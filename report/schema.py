@@ -128,7 +128,7 @@ class Run(Part):
     latency_s: tuple[float, ...]
     """From then on until its answer: a stall is counted for all who would have come during it."""
     bucket: tuple[str, ...]
-    """As the server's headers say: `8`, `1x32`, or `2+8` for a request in several batches."""
+    """As the server's headers say: `8`, `1x32`, or `2, 8` for a request in several batches."""
     failures: dict[str, int] = {}
     """How often by reason: a wrong answer is one, a refusal too."""
     server: ServerFigures | None = None

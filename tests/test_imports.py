@@ -14,7 +14,7 @@ TREES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
         path.read_text()
     )
-    for package in ("models", "report", "server")
+    for package in ("loadtest", "models", "report", "server")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 SHARED = ["server.config", "server.errors", "server.log", "server.metrics", "server.types"]
@@ -67,6 +67,10 @@ def within(package: str) -> list[str]:
         ("server.engine", "server.link"),
         ("models", "server"),
         ("report", "server"),
+        ("report", "loadtest"),
+        ("loadtest", "server"),
+        ("loadtest", "models"),
+        ("server", "loadtest"),
         ("report", "models"),
     ],
 )

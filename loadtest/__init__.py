@@ -1,0 +1,1 @@
+"""Load over HTTP, and what it shows. Imports nothing of the server: it is started as by anybody."""

@@ -1,4 +1,8 @@
-"""Real inputs: photographs, texts of real lengths, a real series. Bodies as clients send them."""
+"""Real inputs: photographs, texts of real lengths, a real series. Bodies as clients send them.
+
+The packages that hold the photographs and the series are imported where they are used: a scenario
+with samples of its own needs neither.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_sample_images
-from statsmodels.datasets import elnino
 
 SEED = 0
 COUNT = 24
@@ -29,7 +31,9 @@ class Body:
 
 
 def photographs() -> list[Body]:
-    """Two photographs, whole and in part, as JPEG files of 8 to 100 kB."""
+    """Two photographs, whole and in part, as JPEG files."""
+    from sklearn.datasets import load_sample_images
+
     random = np.random.default_rng(SEED)
     images = [Image.fromarray(array) for array in load_sample_images().images]
     return [_crop(images[n % len(images)], random) for n in range(COUNT)]
@@ -55,6 +59,8 @@ def texts() -> list[Body]:
 
 def series() -> list[Body]:
     """Windows of 12 to 128 months of sea surface temperatures."""
+    from statsmodels.datasets import elnino
+
     random = np.random.default_rng(SEED)
     months = elnino.load_pandas().data.drop(columns="YEAR").to_numpy().ravel()
     lengths = random.integers(MONTHS[0], MONTHS[1] + 1, COUNT)

@@ -1,0 +1,134 @@
+"""`loadtest/compare` on servers whose faults are known."""
+
+import subprocess
+import sys
+
+import pytest
+
+from report import figures, render
+from report.schema import Report, Side
+from report.verdict import verdicts
+from tests.e2e.conftest import ROOT
+from tests.loadtest.planted import SLOWER_S, STALL_S
+
+pytestmark = pytest.mark.e2e
+
+SCENARIO = """
+about = "Four numbers."
+
+[[requests]]
+name = "double"
+model = "tests.fakes:Double"
+samples = [{ x = [1.0, 2.0, 3.0, 4.0] }, { x = [0.5, 0.25, 0.0, 1.0] }]
+weight = 19
+
+[[requests]]
+name = "double"
+model = "tests.fakes:Double"
+samples = [{ x = [13.0, 1.0, 1.0, 1.0] }]
+"""
+# Open: slower than the planted model is when it does not stall.
+ARRIVALS = """
+about = "Closed, then open."
+
+[[stages]]
+users = 1
+
+[[stages]]
+rate = 80
+"""
+
+
+@pytest.fixture(scope="module")
+def plain(start) -> str:
+    return str(start("--model", "double=tests.fakes:Double").http.base_url)
+
+
+@pytest.fixture(scope="module")
+def compare(environment, tmp_path_factory):
+    """Runs the comparison with small files of its own."""
+    folder = tmp_path_factory.mktemp("loadtest")
+    (folder / "numbers.toml").write_text(SCENARIO)
+    (folder / "both.toml").write_text(ARRIVALS)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        files = ("--scenario", "numbers.toml", "--arrivals", "both.toml", "--out", "out")
+        command = [sys.executable, "-m", "loadtest.compare", *files, *arguments]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        )
+
+    def report(*arguments: str) -> Report:
+        done = run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return render.read(folder / "out.json")
+
+    return run, report
+
+
+@pytest.fixture(scope="module")
+def planted(start, compare, plain) -> Report:
+    """A good server against one with every fault."""
+    faulty = str(start("--model", "double=tests.loadtest.planted:Planted").http.base_url)
+    return compare[1](plain, faulty, "--rounds", "4", "--seconds", "2", "--warmup", "1")
+
+
+def closed_and_open(side: Side) -> tuple[figures.Step, figures.Step]:
+    by_kind = {step.offered_rps is None: step for step in figures.steps(side)}
+    return by_kind[True], by_kind[False]
+
+
+def test_a_known_slowdown_is_found_and_seen_in_the_servers_own_clock(planted):
+    (load,) = planted.loads
+    speedups = [speedup for _, speedup in figures.load_speedups(load, load.sides[1])]
+    assert len(speedups) == 2
+    assert all(speedup.is_loss for speedup in speedups)
+    ((_, words),) = verdicts(planted)
+    assert "× slower at 1 users" in words
+    inference = [run.server.inference_s for run in load.sides[1].runs]
+    assert min(inference) >= SLOWER_S
+
+
+def test_a_known_stall_is_found_by_the_open_loop_only(planted):
+    closed, opened = closed_and_open(planted.loads[0].sides[1])
+    # Both ran into it: one client waited it out, and did not ask while it lasted.
+    assert max(closed.latency_s) >= STALL_S
+    assert figures.quantile(closed.latency_s, 0.99) < STALL_S / 2
+    assert figures.quantile(opened.latency_s, 0.99) >= STALL_S / 2
+
+
+def test_a_fast_wrong_answer_is_a_failure(planted):
+    right, wrong = planted.loads[0].sides
+    assert not any(run.failures for run in right.runs)
+    assert {reason for run in wrong.runs for reason in run.failures} == {"wrong answer"}
+    ((_, words),) = verdicts(planted)
+    assert "wrong answer" in words
+
+
+def test_a_server_against_itself_gains_nothing(compare, plain):
+    report = compare[1](plain, plain, "--rounds", "7", "--seconds", "0.5", "--warmup", "0.5")
+    (load,) = report.loads
+    (step, speedup), *_ = figures.load_speedups(load, load.sides[1])
+    assert step.offered_rps is None
+    # A 95 % interval misses one time in twenty, by little; a test must not.
+    assert speedup.low <= 1.05
+    assert speedup.high >= 0.95
+    assert {side.name for side in load.sides} == {plain, f"{plain} again"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--scenario", "numers"], 2, "expected image, mixed, series, text, or a path"),
+        (["--mode nonsense"], 3, "mode = 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(compare, arguments, code, text):
+    done = compare[0](*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert text in done.stderr
+
+
+def test_the_executable_is_the_module():
+    script = (ROOT / "loadtest" / "compare").read_text()
+    assert "-m loadtest.compare" in script

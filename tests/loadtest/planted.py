@@ -1,0 +1,34 @@
+"""A model with known faults: slower than `Double`, it stalls now and then, and is wrong of 13."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tests.fakes import Double, ready
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SLOWER_S = 0.005
+STALL_S = 0.6
+STALLS_EVERY = 250
+
+
+class Planted(Double):
+    """y = 2 x, but."""
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Faulty(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.calls = 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                time.sleep(STALL_S if self.calls % STALLS_EVERY == 0 else SLOWER_S)
+                return torch.where(x == 13, 0, 2 * x)
+
+        return ready(Faulty(), device, dtype)

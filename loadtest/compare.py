@@ -50,6 +50,11 @@ ARRIVALS = typer.Option(
 OUT = typer.Option(help="Where to write PATH.json, PATH.md and PATH.html.", metavar="PATH")
 
 
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+# Flags of `serve` may stand where a side does.
+@app.command(context_settings={"ignore_unknown_options": True})
 def main(
     a: Annotated[str, SIDE] = "eager",
     b: Annotated[str, SIDE] = "compiled",
@@ -226,4 +231,4 @@ def _notes(server: Server) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="compare")

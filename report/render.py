@@ -20,7 +20,7 @@ def write(report: Report, path: Path) -> list[Path]:
     """`path` with the endings .json, .md and .html; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {
-        ".json": report.model_dump_json(exclude_defaults=True) + "\n",
+        ".json": report.model_dump_json(exclude_none=True) + "\n",
         ".md": markdown(report),
         ".html": html(report),
     }

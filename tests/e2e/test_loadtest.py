@@ -8,7 +8,6 @@ import pytest
 from report import figures, render
 from report.schema import Report, Side
 from report.verdict import verdicts
-from tests.e2e.conftest import ROOT
 from tests.loadtest.planted import SLOWER_S, STALL_S
 
 pytestmark = pytest.mark.e2e
@@ -130,8 +129,3 @@ def test_what_cannot_be_compared_is_said(compare, arguments, code, text):
     done = compare[0](*arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert text in done.stderr
-
-
-def test_the_executable_is_the_module():
-    script = (ROOT / "loadtest" / "compare").read_text()
-    assert "-m loadtest.compare" in script

@@ -8,6 +8,7 @@ The answers of the first server, asked one by one, are what every later answer i
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -68,6 +69,8 @@ def main(
     out: Annotated[Path | None, OUT] = None,
 ) -> None:
     """Compare two servers under load: latency, throughput, start-up, memory, answers."""
+    # However this is ended, the servers that it started end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         what = read_scenario(scenario)
         when = {Path(name).stem: read_arrivals(name) for name in arrivals or ("steady", "open")}

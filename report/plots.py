@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from report import figures, svg
 from report.schema import Bench, BucketBench, Load, Side
 from report.tables import bucket_name
+from report.verdict import where
 
 SHOWN = (0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999)
 SLICES = 120
@@ -26,6 +27,9 @@ class Plot:
 def bench_plots(bench: Bench) -> Iterator[Plot]:
     """Of one model without HTTP."""
     yield _bench_latency(bench)
+    smallest = bench.buckets[0]
+    named = [(variant.name, figures.calls(variant)) for variant in smallest.variants]
+    yield _distribution(f"All calls at {where(smallest)}, outliers kept.", named)
     speedups = list(_speedups(bench))
     if speedups:
         axis = svg.Axis("times faster than eager", text=_times)
@@ -35,7 +39,7 @@ def bench_plots(bench: Bench) -> Iterator[Plot]:
             "faster.",
             svg.intervals("Speed-up", axis, speedups, reference=1.0),
         )
-        yield _bench_break_even(bench.buckets[0])
+        yield _bench_break_even(smallest)
 
 
 def _bench_latency(bench: Bench) -> Plot:
@@ -66,7 +70,7 @@ def _bench_break_even(bucket: BucketBench) -> Plot:
         for name, cost, rounds in starts
         if rounds
     ]
-    return _break_even(f"at {bucket_name(bucket)}", sides)
+    return _break_even(f"at {where(bucket)}", sides)
 
 
 def _break_even(at: str, sides: Sequence[tuple[str, float, float]]) -> Plot:
@@ -91,7 +95,8 @@ def _break_even(at: str, sides: Sequence[tuple[str, float, float]]) -> Plot:
 
 def load_plots(load: Load) -> Iterator[Plot]:
     """Of one scenario over HTTP."""
-    yield _distribution(load)
+    caption = f"All requests at {figures.steps(load.sides[0])[0].load}, from when they were due."
+    yield _distribution(caption, [(side.name, _lightest(side)) for side in load.sides])
     yield from _by_rate(load)
     yield _over_time(load)
     yield _by_bucket(load)
@@ -115,23 +120,20 @@ def load_plots(load: Load) -> Iterator[Plot]:
         yield _break_even("from the start of the process", sides)
 
 
-def _distribution(load: Load) -> Plot:
-    nines = svg.Axis(
-        "share of requests that were faster",
+def _distribution(caption: str, named: Sequence[tuple[str, Sequence[float]]]) -> Plot:
+    x = svg.Axis(
+        "share that was faster",
         is_log=True,
         ticks=(2, 10, 100, 1000),
         text=lambda t: f"{100 * (1 - 1 / t):g} %",
     )
     drawn = [
-        svg.Line(
-            side.name, [(1 / (1 - q), figures.quantile(all_s, q) * 1e3) for q in SHOWN], series
-        )
-        for series, side in enumerate(load.sides)
-        if (all_s := _lightest(side))
+        svg.Line(name, [(1 / (1 - q), figures.quantile(all_s, q) * 1e3) for q in SHOWN], series)
+        for series, (name, all_s) in enumerate(named)
+        if all_s
     ]
     y = svg.Axis("milliseconds", is_log=True)
-    caption = f"All requests at {figures.steps(load.sides[0])[0].load}, from when they were due."
-    return Plot("Latency", caption, svg.lines("Latency distribution", nines, y, drawn))
+    return Plot("Distribution", caption, svg.lines("Latency distribution", x, y, drawn))
 
 
 def _lightest(side: Side) -> list[float]:

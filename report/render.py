@@ -50,7 +50,7 @@ def join(reports: Sequence[Report]) -> Report:
 
 def _sections(report: Report) -> Iterator[Section]:
     for bench in report.benches:
-        title = f"{bench.model}: {bench.device}, {bench.dtype}, {bench.threads} CPU threads"
+        title = f"{bench.model}: {bench.device}, {bench.dtype}, threads: {bench.threads}"
         yield title, list(tables.bench_tables(bench)), list(plots.bench_plots(bench))
     for load in report.loads:
         title = f"{load.scenario} over HTTP, {load.arrivals}"

@@ -71,9 +71,11 @@ class Server:
 
 
 def memory_bytes(samples: Samples) -> dict[str, int]:
-    """By kind: `resident` is the worker process, the others its device."""
+    """By kind: `resident` is the worker process, the others its device; what of the device is not
+    the server's is left out."""
     found = {RESIDENT_MEMORY: "resident"}
     found |= {name: name.removeprefix(DEVICE_MEMORY) for name in samples if DEVICE_MEMORY in name}
+    found = {name: kind for name, kind in found.items() if kind not in ("free", "total")}
     return {kind: int(samples[name]) for name, kind in found.items() if name in samples}
 
 

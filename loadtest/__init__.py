@@ -1,0 +1,1 @@
+"""What measures a server from outside, over HTTP. Imports nothing of `server`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +34,7 @@ def main() -> int:
     peers = (EAGER, LITSERVE, MOSEC, STARLETTE)
     with lined_up(peers, WORKLOADS["nothing"], batch=1) as line_up:
         figures = [in_turns(line_up.contestants, load, given.rounds) for load in loads]
-    print("\n".join(_table(*figures)))
+    sys.stdout.write("\n".join([*_table(*figures), ""]))
     report = {
         "machine": machine(),
         "servers": [asdict(one) for under_load in figures for one in under_load],

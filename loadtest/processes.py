@@ -20,6 +20,8 @@ from loadtest.closed_loop import Request
 
 ROOT = Path(__file__).parents[1]
 STOP_S = 20
+# Anything else may pass: some answer 404 until their model is there.
+REFUSALS = (400, 415, 422)
 
 
 class Server:
@@ -48,7 +50,7 @@ class Server:
             status = self._status(request)
             if status == 200:
                 return waited
-            if status is not None and status < 500:
+            if status in REFUSALS:
                 raise RuntimeError(f"it answers {status} to the first request; {self._log}")
             time.sleep(0.1)
         last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
@@ -83,10 +85,9 @@ class Server:
         # Listed before the first ends: some servers leave their processes behind as orphans.
         tree = self._tree()
         self._root.terminate()
-        _, alive = psutil.wait_procs(tree, STOP_S)
-        for process in alive:
+        for process in psutil.wait_procs(tree, STOP_S)[1]:
             process.kill()
-        psutil.wait_procs(alive, STOP_S)
+        psutil.wait_procs(tree, STOP_S)
 
     def _tree(self) -> list[psutil.Process]:
         try:

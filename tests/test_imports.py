@@ -14,7 +14,7 @@ TREES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
         path.read_text()
     )
-    for package in ("server", "models")
+    for package in ("server", "models", "loadtest")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 SHARED = ["server.config", "server.errors", "server.log", "server.metrics", "server.types"]
@@ -66,6 +66,7 @@ def within(package: str) -> list[str]:
         ("server.engine", "server.api"),
         ("server.engine", "server.link"),
         ("models", "server"),
+        ("loadtest", "server"),
     ],
 )
 def test_a_side_never_imports_the_other(package, forbidden):
@@ -102,7 +103,7 @@ def test_the_engine_knows_nothing_of_http():
 
 
 def test_litserve_is_used_in_two_files_at_most():
-    users = [module for module in TREES if "litserve" in tops(imports(module))]
+    users = [module for module in within("server") if "litserve" in tops(imports(module))]
     assert len(users) <= 2, users
 
 

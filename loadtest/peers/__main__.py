@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from loadtest.closed_loop import Load
 from loadtest.machine import machine
 from loadtest.peers.catalogue import BATCH, COMPARED, Peer
-from loadtest.peers.lineup import lined_up
+from loadtest.peers.lineup import lined_up, say
 from loadtest.peers.workloads import WORKLOADS
 from loadtest.rounds import Figures, in_turns
 
@@ -29,6 +30,7 @@ def main() -> int:
     wrong = 0
     for name in given.workloads:
         with lined_up(peers, WORKLOADS[name], BATCH) as line_up:
+            say(f"{name}: measuring, {given.rounds} rounds")
             figures = in_turns(line_up.contestants, load, given.rounds)
         report["workloads"][name] = {
             "model": WORKLOADS[name].model,
@@ -36,7 +38,7 @@ def main() -> int:
             "left_out": line_up.left_out,
         }
         wrong += sum(one.wrong for one in figures)
-        print("\n".join(_table(name, figures, peers)), flush=True)
+        sys.stdout.write("\n".join([*_table(name, figures, peers), ""]))
     given.report.parent.mkdir(parents=True, exist_ok=True)
     given.report.write_text(json.dumps(report, indent=2))
     return 1 if wrong else 0

@@ -36,13 +36,12 @@ class Peer:
 
 
 def _gearshift(mode: str) -> Command:
-    def command(port: int, workload: Workload, batch: int) -> list[str]:
+    def command(port: int, workload: Workload, _: int) -> list[str]:
         flags = {
             "port": port,
             "mode": mode,
             "model": f"{workload.name}={workload.model}",
             "threads": 1,
-            "max-batch-size": batch,
         }
         if workload.weights != "default":
             flags["weights"] = workload.weights

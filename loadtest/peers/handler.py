@@ -44,9 +44,7 @@ class Eager:
 
         torch.set_num_threads(1)
         self._torch = torch
-        self._model = registry.create(
-            workload.model, name=workload.model, weights=workload.weights
-        )
+        self._model = registry.create(workload.model, name=workload.model, weights=workload.weights)
         self._module = self._model.load("cpu", "float32")
         self._model.configure(self._model.describe())
 

@@ -64,7 +64,7 @@ def expected_answers(workload: Workload, payloads: Sequence[Payload]) -> list[Nu
 
 def say(text: str) -> None:
     """Progress, beside the result on standard output."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    sys.stderr.write(f"{text}\n")
 
 
 def _start(peer: Peer, workload: Workload, batch: int, running: ExitStack) -> Server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +28,7 @@ class Nothing(ServedModel):
     inputs = (TensorSpec("x", "float32", ("batch", 4)),)
     outputs = (TensorSpec("y", "float32", ("batch", 4)),)
     preprocess_inline = True
-    sample: ClassVar[type[BaseModel]] = Vector
+    sample = Vector
 
     def __init__(self, source: ModelSource) -> None:
         self.name = source.name

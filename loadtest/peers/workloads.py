@@ -6,6 +6,7 @@ Knows no server and no model code.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -46,7 +47,13 @@ def _texts() -> list[Payload]:
     """Pieces of prose, 5 to 60 words: the descriptions that come with scikit-learn's data."""
     folder = files("sklearn.datasets.descr")
     pages = sorted((page for page in folder.iterdir() if page.name.endswith(".rst")), key=str)
-    words = " ".join(page.read_text(encoding="utf-8") for page in pages).split()
+    # Words alone: the numbers and rulers of a table are dozens of tokens each.
+    words = [
+        word
+        for page in pages
+        for word in page.read_text(encoding="utf-8").split()
+        if re.fullmatch(r"[A-Za-z]+[.,]?", word)
+    ]
     rng = np.random.default_rng(SEED)
     lengths = rng.integers(*WORDS, TEXTS, endpoint=True)
     starts = rng.integers(0, len(words) - WORDS[1], TEXTS)

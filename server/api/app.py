@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from server import __version__
 from server import log as logs
 from server.api.admission import Admission
+from server.api.front import shorten
 from server.api.health import Board
 from server.api.routes import Api, http_problem
 from server.api.schemas import openapi
@@ -62,6 +63,7 @@ def serve(settings: Settings, runtime: Runtime) -> None:
         access_log=False,
         loop="uvloop",
         http="httptools",
+        proxy_headers=False,
         lifespan="on",
     )
     if (reason := runtime.failure()) is not None:
@@ -93,6 +95,7 @@ def equip(app: FastAPI, settings: Settings, runtime: Runtime) -> None:
     app.add_exception_handler(HTTPException, http_problem)
     app.router.lifespan_context = lifespan(api)
     app.openapi = lambda: openapi(list(api.models.values()), __version__)  # type: ignore[method-assign]
+    shorten(app, api.predict)
 
 
 def make_api(settings: Settings, runtime: Runtime) -> Api:

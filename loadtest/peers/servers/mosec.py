@@ -14,7 +14,7 @@ from loadtest.peers.servers import BATCH_WAIT_S, arguments
 here = arguments()
 
 
-class Preprocess(Worker):
+class Preprocess(Worker):  # type: ignore[misc]
     """Bodies to inputs."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Preprocess(Worker):
         return self._handler.preprocess(data)
 
 
-class Inference(Worker):
+class Inference(Worker):  # type: ignore[misc]
     """Batches of inputs to answers."""
 
     def __init__(self) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from ray import serve
 from starlette.requests import Request
 
+from loadtest.peers.catalogue import BATCH
 from loadtest.peers.servers import BATCH_WAIT_S, Arguments, arguments
 
 ONGOING = 100
 
 
-@serve.deployment(max_ongoing_requests=ONGOING)
 class Model:
     """The handler in a replica."""
 
@@ -24,7 +24,7 @@ class Model:
         self._here = here
         self._handler = here.handler()
 
-    @serve.batch(max_batch_size=8, batch_wait_timeout_s=BATCH_WAIT_S)
+    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=BATCH_WAIT_S)  # type: ignore[untyped-decorator]
     async def _predict(self, inputs: list[Any]) -> list[Any]:
         return self._handler.predict(inputs)
 
@@ -36,6 +36,7 @@ class Model:
 if __name__ == "__main__":
     here = arguments()
     serve.start(http_options={"port": here.port})
-    serve.run(Model.bind(here), route_prefix="/predict")
+    deployment = serve.deployment(max_ongoing_requests=ONGOING)(Model)
+    serve.run(deployment.bind(here), route_prefix="/predict")
     while True:
         time.sleep(3600)

@@ -19,7 +19,7 @@ here = arguments()
 handler = here.handler()
 
 
-@batch
+@batch  # type: ignore[untyped-decorator]
 def predict(body: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     inputs = [handler.preprocess(here.payload(one)) for one in body[:, 0]]
     answers = [json.dumps(answer).encode() for answer in handler.predict(inputs)]

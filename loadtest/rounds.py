@@ -64,7 +64,11 @@ def in_turns(contestants: Sequence[Contestant], load: Load, rounds: int) -> list
     for _ in range(rounds):
         for contestant in contestants:
             contestant.server.resume()
-            contestant.take(drive(contestant.server.port, contestant.requests, load), load)
+            try:
+                answers = drive(contestant.server.port, contestant.requests, load)
+            except OSError as error:
+                raise RuntimeError(f"{contestant.name}: {error}") from error
+            contestant.take(answers, load)
             contestant.server.pause()
     return [_figures(contestant, load) for contestant in contestants]
 

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -68,14 +68,10 @@ class Server:
 
     def pause(self) -> None:
         """Take the CPU from it: some servers keep one busy while they are idle."""
-        for process in self._tree():
-            with suppress(psutil.NoSuchProcess):
-                process.suspend()
+        self._each(psutil.Process.suspend)
 
     def resume(self) -> None:
-        for process in self._tree():
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+        self._each(psutil.Process.resume)
 
     def __enter__(self) -> Self:
         return self
@@ -84,10 +80,17 @@ class Server:
         self.resume()
         # Listed before the first ends: some servers leave their processes behind as orphans.
         tree = self._tree()
-        self._root.terminate()
+        with suppress(psutil.NoSuchProcess):
+            self._root.terminate()
         for process in psutil.wait_procs(tree, STOP_S)[1]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(tree, STOP_S)
+
+    def _each(self, do: Callable[[psutil.Process], None]) -> None:
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):
+                do(process)
 
     def _tree(self) -> list[psutil.Process]:
         try:

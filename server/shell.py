@@ -88,6 +88,7 @@ class Shell(LitServer):  # type: ignore[misc]
                 loop="uvloop",
                 http=self._connection,
                 ws="none",
+                proxy_headers=False,
                 lifespan="on",
             )
         finally:

@@ -69,7 +69,6 @@ def within(package: str) -> list[str]:
         ("report", "server"),
         ("report", "loadtest"),
         ("loadtest", "server"),
-        ("loadtest", "models"),
         ("server", "loadtest"),
         ("report", "models"),
     ],
@@ -113,7 +112,7 @@ def test_reports_are_read_and_written_without_torch_and_http():
 
 
 def test_litserve_is_used_in_two_files_at_most():
-    users = [module for module in TREES if "litserve" in tops(imports(module))]
+    users = [module for module in within("server") if "litserve" in tops(imports(module))]
     assert len(users) <= 2, users
 
 

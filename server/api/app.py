@@ -21,6 +21,7 @@ from server import log as logs
 from server.api.admin import Admin
 from server.api.admission import Admission
 from server.api.connection import Connection
+from server.api.front import shorten
 from server.api.health import Board
 from server.api.keys import Keys
 from server.api.routes import Api, http_problem, problem
@@ -63,6 +64,7 @@ def equip(app: FastAPI, api: Api) -> None:
     app.router.lifespan_context = lifespan(api)
     document = partial(openapi, list(api.models.values()), __version__, section)
     app.openapi = document  # type: ignore[method-assign]
+    shorten(app, api.predict)
 
 
 def make_api(settings: Settings, runtime: Runtime) -> Api:

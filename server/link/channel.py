@@ -10,6 +10,7 @@ No pickle: nothing that arrives can run. Knows no engine and no HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -43,7 +44,7 @@ def decode_tensors(described: list[Any], body: bytes) -> Arrays:
     offset = 0
     for name, dtype_name, shape in described:
         dtype = np.dtype(dtype_name)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         arrays[name] = np.frombuffer(body, dtype, count, offset).reshape(shape)
         offset += count * dtype.itemsize
     return arrays

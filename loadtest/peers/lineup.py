@@ -1,0 +1,83 @@
+"""Starts the peers of one workload, one after the other, and leaves each paused and ready.
+
+A peer that does not install or start here is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from loadtest.peers.catalogue import Peer
+from loadtest.peers.environments import CACHE, NotInstalled, python_with
+from loadtest.peers.handler import make_handler
+from loadtest.peers.workloads import Numbers, Payload, Workload
+from loadtest.processes import Server, free_port
+from loadtest.rounds import Contestant, IsRight
+
+# Gearshift compiles every bucket before it answers.
+READY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """Who runs, and who does not and why."""
+
+    contestants: list[Contestant] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def lined_up(peers: Sequence[Peer], workload: Workload, batch: int) -> Iterator[LineUp]:
+    """All peers, started and paused; they end with the context."""
+    payloads = workload.payloads()
+    expected = expected_answers(workload, payloads)
+    line_up = LineUp()
+    with ExitStack() as running:
+        for peer in peers:
+            began = time.monotonic()
+            try:
+                server = _start(peer, workload, batch, running)
+                requests = [peer.request(payload) for payload in payloads]
+                server.wait_ready(requests[0], READY_S)
+            except (NotInstalled, RuntimeError) as error:
+                line_up.left_out[peer.name] = str(error)
+                say(f"{peer.name}: left out: {error}")
+                continue
+            server.pause()
+            is_right = _judge(peer, workload, expected)
+            line_up.contestants.append(Contestant(peer.name, server, requests, is_right))
+            say(f"{peer.name}: ready after {time.monotonic() - began:.0f} s")
+        yield line_up
+
+
+def expected_answers(workload: Workload, payloads: Sequence[Payload]) -> list[Numbers]:
+    """The eager answer to each payload, asked alone."""
+    handler = make_handler(workload)
+    return [
+        workload.numbers(handler.predict([handler.preprocess(payload)])[0]) for payload in payloads
+    ]
+
+
+def say(text: str) -> None:
+    """Progress, beside the result on standard output."""
+    sys.stderr.write(f"{text}\n")
+
+
+def _start(peer: Peer, workload: Workload, batch: int, running: ExitStack) -> Server:
+    CACHE.mkdir(exist_ok=True)
+    python = python_with(peer.packages)
+    port = free_port()
+    log = CACHE / f"{peer.name.replace(' ', '-').lower()}.log"
+    command = [str(python), *peer.command(port, workload, batch)]
+    return running.enter_context(Server(command, port, log, peer.environment))
+
+
+def _judge(peer: Peer, workload: Workload, expected: Sequence[Numbers]) -> IsRight:
+    def is_right(request: int, body: bytes) -> bool:
+        return workload.agree(peer.answer(body), expected[request])
+
+    return is_right

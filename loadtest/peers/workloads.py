@@ -1,0 +1,111 @@
+"""What is asked of every server: real inputs, and which numbers of an answer are compared.
+
+Knows no server and no model code.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+SEED = 0
+TEXTS = 64
+WORDS = (5, 60)
+IMAGES = 16
+IMAGE_SIZE = (500, 375)
+# Between servers that batch differently, float32 differs in its last digits. Any two inputs'
+# answers are further apart than this, so an answer to somebody else's question is found.
+TOLERANCE = 1e-4
+
+Payload = Mapping[str, Any]
+Numbers = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One model and what it is asked. `numbers` makes the model's JSON answer comparable."""
+
+    name: str
+    model: str
+    weights: str
+    payloads: Callable[[], list[Payload]]
+    numbers: Callable[[Any], Numbers]
+
+    def agree(self, answer: Any, expected: Numbers) -> bool:
+        """Whether an answer is the expected one."""
+        got = self.numbers(answer)
+        return got.shape == expected.shape and float(abs(got - expected).max()) < TOLERANCE
+
+
+def _texts() -> list[Payload]:
+    """Pieces of prose, 5 to 60 words: the descriptions that come with scikit-learn's data."""
+    folder = files("sklearn.datasets.descr")
+    pages = sorted((page for page in folder.iterdir() if page.name.endswith(".rst")), key=str)
+    # Words alone: the numbers and rulers of a table are dozens of tokens each.
+    words = [
+        word
+        for page in pages
+        for word in page.read_text(encoding="utf-8").split()
+        if re.fullmatch(r"[A-Za-z]+[.,]?", word)
+    ]
+    rng = np.random.default_rng(SEED)
+    lengths = rng.integers(*WORDS, TEXTS, endpoint=True)
+    starts = rng.integers(0, len(words) - WORDS[1], TEXTS)
+    pieces = zip(starts, lengths, strict=True)
+    return [{"text": " ".join(words[start : start + length])} for start, length in pieces]
+
+
+def _images() -> list[Payload]:
+    """JPEGs of 500 by 375 pixels, cut from scikit-learn's two photographs."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    rng = np.random.default_rng(SEED)
+    width, height = IMAGE_SIZE
+    payloads: list[Payload] = []
+    for photograph in load_sample_images().images * (IMAGES // 2):
+        top = rng.integers(0, photograph.shape[0] - height)
+        left = rng.integers(0, photograph.shape[1] - width)
+        file = io.BytesIO()
+        cut = photograph[top : top + height, left : left + width]
+        Image.fromarray(cut).save(file, "JPEG", quality=90)
+        payloads.append({"image": file.getvalue()})
+    return payloads
+
+
+def _vectors() -> list[Payload]:
+    return [{"x": [float(n), 1.0, 2.0, 3.0]} for n in range(8)]
+
+
+def _scores(answer: Any) -> Numbers:
+    """The likeliest labels' logarithmic scores, in the order of the classes."""
+    scores = {label["index"]: label["score"] for label in answer["labels"]}
+    return np.log([scores[index] for index in sorted(scores)])
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "text",
+            "all-MiniLM-L6-v2",
+            "default",
+            _texts,
+            lambda answer: np.array(answer["embedding"]),
+        ),
+        Workload("image", "resnet50", "random", _images, _scores),
+        Workload(
+            "nothing",
+            "loadtest.peers.nothing:Nothing",
+            "default",
+            _vectors,
+            lambda answer: np.array(answer["y"]),
+        ),
+    )
+}

@@ -79,12 +79,13 @@ class Batcher:
     def is_idle(self, for_s: float) -> bool:
         """Whether nothing came for so long; at once False when something is queued, or closed."""
         with self._changed:
+            self._charge()
             return not self._changed.wait_for(self._has_work, for_s)
 
     def next(self) -> tuple[str, list[Pending]] | None:
         """The next batch, waiting for one; None once closed and empty.
 
-        The time until it is called again is what the batch cost.
+        The time until it, or `is_idle`, is called again is what the batch cost.
         """
         with self._changed:
             self._charge()

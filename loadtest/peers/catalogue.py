@@ -61,6 +61,10 @@ def _program(name: str) -> Command:
 def _plain(payload: Payload, path: str = "/predict") -> Request:
     if "image" in payload:
         return Request(path, {"Content-Type": "image/jpeg"}, payload["image"])
+    return _json(payload, path)
+
+
+def _json(payload: Payload, path: str = "/predict") -> Request:
     return Request(path, {"Content-Type": "application/json"}, json.dumps(payload).encode())
 
 
@@ -71,7 +75,7 @@ def _to_mosec(payload: Payload) -> Request:
 def _base64(payload: Payload) -> Request:
     if "image" in payload:
         payload = {"image": base64.b64encode(payload["image"]).decode()}
-    return _plain(payload)
+    return _json(payload)
 
 
 def _kserve(payload: Payload) -> Request:

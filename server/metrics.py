@@ -12,27 +12,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import get_args
 
-from prometheus_client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-    values,
-)
-from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
+from prometheus_client import Counter, Gauge, Histogram, values
+from prometheus_client.multiprocess import mark_process_dead
 
-from server import __version__
-from server.errors import OUTCOMES, Outcome
-from server.exemplars import Exemplars
-from server.latency import WINDOW_S, LatencyWindow
+from server.errors import OUTCOMES
 from server.types import (
     BatchRecord,
     BucketStatus,
@@ -237,44 +222,6 @@ BUILD_INFO = Gauge(
 )
 
 
-class Requests:
-    """Records the requests of one API process, and shows all metrics of all processes.
-
-    Quantiles and exemplars are not prometheus_client's: each process publishes its own.
-    """
-
-    def __init__(self, latency: Path, exemplars: Path) -> None:
-        self._window = LatencyWindow(latency)
-        self._exemplars = Exemplars(exemplars, DURATION_BOUNDARIES_S)
-
-    def record(
-        self, model: str, mode: str, outcome: Outcome, seconds: float, request_id: str
-    ) -> None:
-        """One request that ended, however."""
-        REQUESTS.labels(model, mode, outcome).inc()
-        if outcome == "ok":
-            REQUEST_DURATION.labels(model, mode).observe(seconds)
-            self._window.observe(model, mode, seconds)
-            self._exemplars.observe(model, mode, seconds, request_id)
-
-    def publish(self) -> None:
-        """Let whichever process is scraped see what this one recorded. On the event loop."""
-        self._window.publish()
-        self._exemplars.publish()
-
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics of all processes and their content type: OpenMetrics, which alone has
-        exemplars, where `accept` names it, else Prometheus text."""
-        BUILD_INFO.labels(__version__).set(1)
-        registry = CollectorRegistry()
-        registry.register(_AllProcesses(self._exemplars))
-        registry.register(_Quantiles(self._window))
-        if "application/openmetrics-text" in accept:
-            text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
-            return text, openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
-
-
 def record_reply(model: str, reply: Reply) -> None:
     """One sample that was answered."""
     QUEUE_DURATION.labels(model, reply.mode).observe(reply.timings.queue_s)
@@ -353,36 +300,3 @@ def _evidence(bucket: BucketStatus) -> Iterable[tuple[Gauge, float | None]]:
     yield GRAPH_POOL, bucket.graph_pool_bytes
     yield PARITY_ERROR, bucket.parity_max_abs_error
     yield PARITY_COSINE, bucket.parity_cosine
-
-
-class _AllProcesses(Collector):
-    """What all processes recorded, with exemplars."""
-
-    def __init__(self, exemplars: Exemplars) -> None:
-        self._files = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
-        self._exemplars = exemplars
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in self._files.collect():  # type: ignore[no-untyped-call]
-            if metric.name == "gearshift_request_duration_seconds":
-                metric.samples = self._exemplars.attach(metric.samples)
-            yield metric
-
-
-class _Quantiles(Collector):
-    """The sliding window's quantiles at the moment of the scrape."""
-
-    def __init__(self, window: LatencyWindow) -> None:
-        self._window = window
-
-    def collect(self) -> Iterable[Metric]:
-        family = Metric(
-            "gearshift_request_latency_seconds",
-            f"Quantiles of gearshift_request_duration_seconds over the last {WINDOW_S} s, all API "
-            "processes, within 1 %. Absent when idle.",
-            "summary",
-        )
-        for model, mode, quantile, seconds in self._window.quantiles():
-            labels = {"model": model, "mode": mode, "quantile": str(quantile)}
-            family.add_sample(family.name, labels, seconds)
-        yield family

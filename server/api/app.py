@@ -29,8 +29,8 @@ from server.api.schemas import openapi
 from server.catalogue import make_models
 from server.config import Settings
 from server.errors import GearshiftError
+from server.exposition import Requests
 from server.link.client import WorkerClient
-from server.metrics import Requests
 from server.runtime import Runtime
 from server.shell import Shell
 

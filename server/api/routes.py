@@ -39,6 +39,7 @@ from server.errors import (
     Outcome,
     UnknownModel,
 )
+from server.exposition import Requests
 from server.link.client import WorkerClient
 from server.types import Sample
 
@@ -55,7 +56,7 @@ class Api:
     models: Mapping[str, ServedModel]
     client: WorkerClient
     board: Board
-    requests: metrics.Requests
+    requests: Requests
     pool: ThreadPoolExecutor
     admissions: Mapping[str, Admission]
 

@@ -22,8 +22,11 @@ Predict = Callable[[Request], Awaitable[Response]]
 def shorten(app: FastAPI, predict: Predict) -> None:
     """Let `app` answer with `predict` before anything else is tried. Its routes must be complete.
 
-    What was added with `add_middleware` guards the short way too.
+    What was added with `add_middleware` guards the short way too. Where OpenTelemetry instruments the
+    application it wraps what FastAPI builds, so that everything has to go the long way.
     """
+    if getattr(app, "_is_instrumented_by_opentelemetry", False):
+        return
     front: ASGIApp = Front(predict, app.build_middleware_stack())
     for middleware, args, kwargs in reversed(app.user_middleware):
         front = middleware(front, *args, **kwargs)

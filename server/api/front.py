@@ -22,8 +22,8 @@ Predict = Callable[[Request], Awaitable[Response]]
 def shorten(app: FastAPI, predict: Predict) -> None:
     """Let `app` answer with `predict` before anything else is tried. Its routes must be complete.
 
-    What was added with `add_middleware` guards the short way too. Where OpenTelemetry instruments the
-    application it wraps what FastAPI builds, so that everything has to go the long way.
+    What was added with `add_middleware` guards the short way too. Where OpenTelemetry instruments
+    the application it wraps what FastAPI builds, so that everything has to go the long way.
     """
     if getattr(app, "_is_instrumented_by_opentelemetry", False):
         return

@@ -58,7 +58,8 @@ def _program(name: str) -> Command:
     return command
 
 
-def _plain(payload: Payload, path: str = "/predict") -> Request:
+def plain(payload: Payload, path: str = "/predict") -> Request:
+    """A picture as the body it is, everything else as JSON."""
     if "image" in payload:
         return Request(path, {"Content-Type": "image/jpeg"}, payload["image"])
     return _json(payload, path)
@@ -69,7 +70,7 @@ def _json(payload: Payload, path: str = "/predict") -> Request:
 
 
 def _to_mosec(payload: Payload) -> Request:
-    return _plain(payload, "/inference")
+    return plain(payload, "/inference")
 
 
 def _base64(payload: Payload) -> Request:
@@ -108,7 +109,7 @@ def _ours(mode: str) -> Peer:
     return Peer(
         name=f"Gearshift {mode}",
         command=_gearshift(mode),
-        request=_plain,
+        request=plain,
         answer=_prediction,
         note=f"`serve --mode {mode} --threads 1`, else its defaults",
         environment={"GEARSHIFT_CONFIG": "/dev/null"},
@@ -120,14 +121,14 @@ EAGER, COMPILED = _ours("eager"), _ours("compiled")
 STARLETTE = Peer(
     name="Starlette",
     command=_program("starlette"),
-    request=_plain,
+    request=plain,
     answer=json.loads,
     note="on uvicorn, reads and writes the JSON: the floor in Python",
 )
 FASTAPI = Peer(
     name="FastAPI",
     command=_program("fastapi"),
-    request=_plain,
+    request=plain,
     answer=json.loads,
     note="a plain function that calls the model, in its thread pool; no batches",
 )
@@ -149,7 +150,7 @@ MOSEC = Peer(
 RAY = Peer(
     name="Ray Serve",
     command=_program("ray"),
-    request=_plain,
+    request=plain,
     answer=json.loads,
     note="`@serve.batch` of 8, 10 ms; `max_ongoing_requests` 100 instead of 5, which could not "
     "fill a batch",

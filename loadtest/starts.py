@@ -1,0 +1,58 @@
+"""`scripts/bench start`: what a start costs, cold and with a warm cache, for the demo models.
+
+From the command to the first answer, `serve --mode compiled` with its defaults, one model at a
+time: first with an empty `compile.cache_dir`, then again with what that left there.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from loadtest.closed_loop import Request
+from loadtest.machine import machine
+from loadtest.peers.catalogue import plain
+from loadtest.peers.workloads import WORKLOADS
+from loadtest.processes import Server, free_port
+
+READY_S = 1800.0
+
+
+def main() -> int:
+    """Start each model twice and print a table."""
+    image, text = (WORKLOADS[name].payloads()[0] for name in ("image", "text"))
+    first = {
+        "efficientnet-lite0": plain(image),
+        "all-MiniLM-L6-v2": plain(text),
+        "lstm": plain({"series": [20.0 + month % 12 for month in range(24)]}),
+    }
+    say(f"{machine()}", "", "| model | cold s | warm s | warm / cold |", "|---|--:|--:|--:|")
+    for model, request in first.items():
+        with tempfile.TemporaryDirectory() as folder:
+            cold_s, warm_s = (start_s(model, request, Path(folder)) for _ in range(2))
+        say(f"| {model} | {cold_s:.1f} | {warm_s:.1f} | {warm_s / cold_s:.2f} |")
+    return 0
+
+
+def start_s(model: str, request: Request, folder: Path) -> float:
+    """Seconds from the command to the first answer. Raises RuntimeError when there is none."""
+    port = free_port()
+    flags = ("--mode", "compiled", "--model", model, "--port", str(port))
+    environment = {
+        "GEARSHIFT_CONFIG": "/dev/null",
+        "GEARSHIFT_COMPILE__CACHE_DIR": str(folder / "cache"),
+    }
+    command = [sys.executable, "-m", "server.cli", *flags]
+    with Server(command, port, folder / "log", environment) as server:
+        return server.wait_ready(request, READY_S)
+
+
+def say(*lines: str) -> None:
+    """Lines of the table, as they come: a cold start takes minutes."""
+    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -95,8 +95,8 @@ def test_a_known_stall_is_found_by_the_open_loop_only(planted):
     closed, opened = closed_and_open(planted.loads[0].sides[1])
     # Both ran into it: one client waited it out, and did not ask while it lasted.
     assert max(closed.latency_s) >= STALL_S
-    assert figures.quantile(closed.latency_s, 0.99) < STALL_S / 2
-    assert figures.quantile(opened.latency_s, 0.99) >= STALL_S / 2
+    assert figures.quantile(closed.latency_s, 0.95) < STALL_S / 2
+    assert figures.quantile(opened.latency_s, 0.95) >= STALL_S / 2
 
 
 def test_a_fast_wrong_answer_is_a_failure(planted):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SLOWER_S = 0.005
 STALL_S = 0.6
-STALLS_EVERY = 180
+STALLS_EVERY = 60
 
 
 class Planted(Double):

@@ -1,7 +1,7 @@
 """`scripts/bench overhead`: a model that does nothing, so that what is measured is the server.
 
-Validation, metrics, headers and admission are on in ours; the others are as they come, without
-batches. Bare Starlette, in the same run, is the floor for a server in Python.
+Ours is as it comes: validation, metrics, headers, admission and batching are on. So are the others,
+which come without batches. Bare Starlette, in the same run, is the floor for a server in Python.
 """
 
 from __future__ import annotations

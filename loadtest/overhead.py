@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from loadtest.closed_loop import Load
-from loadtest.machine import machine
 from loadtest.peers.catalogue import EAGER, LITSERVE, MOSEC, STARLETTE
 from loadtest.peers.lineup import lined_up
 from loadtest.peers.workloads import WORKLOADS
 from loadtest.rounds import Figures, in_turns
+from report.machine import describe_machine
 
 REPORT = Path("reports/overhead.json")
 CONNECTIONS = (1, 16)
@@ -36,7 +36,7 @@ def main() -> int:
         figures = [in_turns(line_up.contestants, load, given.rounds) for load in loads]
     sys.stdout.write("\n".join([*_table(*figures), ""]))
     report = {
-        "machine": machine(),
+        "machine": describe_machine().model_dump(),
         "servers": [asdict(one) for under_load in figures for one in under_load],
         "left_out": line_up.left_out,
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.inputs import Body
+from loadtest.processes import free_port
 from report.schema import ServerFigures
 
 POLL_S = 0.02
@@ -116,7 +116,7 @@ def serving(side: str, flags: Sequence[str]) -> Iterator[Server]:
 
 @contextmanager
 def _started(flags: Sequence[str]) -> Iterator[tuple[str, float, float]]:
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "server.cli", "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
@@ -146,9 +146,3 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> bool:
             pass  # nobody listens yet
         time.sleep(POLL_S)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

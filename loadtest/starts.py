@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from loadtest.closed_loop import Request
-from loadtest.machine import machine
 from loadtest.peers.catalogue import plain
 from loadtest.peers.workloads import WORKLOADS
 from loadtest.processes import Server, free_port
+from report.machine import describe_machine
 
 READY_S = 1800.0
 
@@ -27,7 +27,9 @@ def main() -> int:
         "all-MiniLM-L6-v2": plain(text),
         "lstm": plain({"series": [20.0 + month % 12 for month in range(24)]}),
     }
-    say(f"{machine()}", "", "| model | cold s | warm s | warm / cold |", "|---|--:|--:|--:|")
+    machine = describe_machine()
+    say(f"{machine.cpu}, {machine.cpus} CPUs, torch {machine.versions['torch']}", "")
+    say("| model | cold s | warm s | warm / cold |", "|---|--:|--:|--:|")
     for model, request in first.items():
         with tempfile.TemporaryDirectory() as folder:
             cold_s, warm_s = (start_s(model, request, Path(folder)) for _ in range(2))

@@ -11,7 +11,10 @@ import psutil
 
 from report.schema import Machine
 
-PACKAGES = ("gearshift", "torch", "torchvision", "transformers", "timm", "triton")
+PACKAGES = (
+    *("gearshift", "torch", "torchvision", "transformers", "timm", "triton"),
+    *("litserve", "starlette", "uvicorn"),
+)
 
 
 def describe_machine(gpu: str | None = None, gpu_memory_bytes: int | None = None) -> Machine:

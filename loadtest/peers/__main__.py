@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from loadtest.closed_loop import Load
-from loadtest.machine import machine
 from loadtest.peers.catalogue import BATCH, COMPARED, Peer
 from loadtest.peers.lineup import lined_up, say
 from loadtest.peers.workloads import WORKLOADS
 from loadtest.rounds import Figures, in_turns
+from report.machine import describe_machine
 
 REPORT = Path("reports/peers.json")
 
@@ -26,7 +26,7 @@ def main() -> int:
     given = _arguments()
     peers = [peer for peer in COMPARED if peer.name in given.peers]
     load = Load(given.connections, given.warmup, given.seconds)
-    report = {"machine": machine(), "load": asdict(load), "workloads": {}}
+    report = {"machine": describe_machine().model_dump(), "load": asdict(load), "workloads": {}}
     wrong = 0
     for name in given.workloads:
         with lined_up(peers, WORKLOADS[name], BATCH) as line_up:

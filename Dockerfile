@@ -25,6 +25,7 @@ FROM dependencies AS package
 COPY README.md ./
 COPY server server
 COPY models models
+COPY report report
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim-bookworm

@@ -50,11 +50,12 @@ def _crop(image: Image.Image, random: np.random.Generator) -> Body:
 
 
 def texts() -> list[Body]:
-    """Headings, paragraphs and what is between, from Python's own reference: most are short."""
+    """Headings, paragraphs and what is between, from Python's own reference: most are short, and the
+    few that are beyond the model are to be cut."""
     paragraphs = [" ".join(p.split()) for topic in topics.values() for p in topic.split("\n\n")]
     fitting = [p for p in paragraphs if 2 < len(p) <= LONGEST_TEXT and p[0].isalpha()]
     chosen = np.random.default_rng(SEED).choice(len(fitting), 4 * COUNT, replace=False)
-    return json_bodies([{"text": fitting[n]} for n in chosen])
+    return json_bodies([{"text": fitting[n], "truncate": True} for n in chosen])
 
 
 def series() -> list[Body]:

@@ -50,7 +50,7 @@ def _crop(image: Image.Image, random: np.random.Generator) -> Body:
 
 
 def texts() -> list[Body]:
-    """Headings, paragraphs and what is between, from Python's own reference: most are short, and the
+    """Headings, paragraphs and what is between, from Python's own reference. Most are short; the
     few that are beyond the model are to be cut."""
     paragraphs = [" ".join(p.split()) for topic in topics.values() for p in topic.split("\n\n")]
     fitting = [p for p in paragraphs if 2 < len(p) <= LONGEST_TEXT and p[0].isalpha()]

@@ -70,9 +70,10 @@ class Reply:
 class BucketStatus:
     """What is known of one bucket; `None` where it was not measured (yet), or there is no CUDA.
 
-    `reason` says why it is served eager, `note` what a compiled one leaves out. `graphs` and
-    `replays_per_call` are compiled graphs and CUDA graphs that one call runs. `cache` is None when
-    the code of another bucket serves this one too. The RMSEs are to what `parity_rule` names.
+    `reason` says why it is served eager, `note` what a compiled one leaves out. `run_s` is what a
+    full batch took when it was proven. `graphs` and `replays_per_call` are compiled graphs and CUDA
+    graphs that one call runs. `cache` is None when the code of another bucket serves this one too.
+    The RMSEs are to what `parity_rule` names.
     """
 
     bucket: str
@@ -81,6 +82,7 @@ class BucketStatus:
     note: str | None = None
     compile_s: float | None = None
     warmup_s: float | None = None
+    run_s: float | None = None
     cache: CacheUse | None = None
     graphs: int | None = None
     graph_breaks: int | None = None

@@ -30,6 +30,9 @@ class BlockedRunner:
         for bucket in self.buckets:
             report(BucketStatus(str(bucket), "eager", self._reason))
 
+    def parts(self, size: int, seq: int) -> Sequence[int]:
+        return (size,)
+
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         return self._runner.run_eager(samples, "bucket_not_compiled")
 

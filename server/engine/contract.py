@@ -60,6 +60,9 @@ class Runner(Protocol):
     def warm_up(self, report: Report) -> None:
         """Make ready to run, reporting each bucket. Raises when the model cannot be served."""
 
+    def parts(self, size: int, seq: int) -> Sequence[int]:
+        """The batches that `size` samples of padded length `seq` are best run in, by size."""
+
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         """The outputs of `samples`, in order. Raises what the model raises."""
 

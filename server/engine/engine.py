@@ -240,11 +240,15 @@ class Engine:
             work = self._batcher.next()
             if work is None:
                 return
-            self._step(*work)
+            name, batch = work
+            lane = self._lanes[name]
+            for size in lane.runner.parts(len(batch), batch[0].length):
+                self._step(lane, batch[:size])
+                batch = batch[size:]
 
-    def _step(self, name: str, batch: Sequence[Pending]) -> None:
+    def _step(self, lane: Lane, batch: Sequence[Pending]) -> None:
         """Run one batch; every sample of it gets its reply or its error."""
-        lane = self._lanes[name]
+        name = lane.model.name
         started = time.monotonic()
         self._listener.device_takes([pending.sample.id for pending in batch])
         try:

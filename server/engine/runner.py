@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from server.engine.compiling import (
 )
 from server.engine.contract import BatchResult, Loaded, Report, Runner
 from server.engine.reference import in_float64
+from server.engine.splitting import cheapest_parts
 from server.engine.tensors import Staging, named_outputs, rows_of, seq_length, split
 from server.engine.thread_state import kept
 from server.engine.warmup import Proof
@@ -47,6 +49,9 @@ class EagerRunner:
         """One run of the largest bucket: a broken model, or too little memory, shows at start."""
         bucket = self._loaded.grid.largest_first()[0]
         self.run(rows_of(self._loaded.model.example(bucket.batch, bucket.seq)))
+
+    def parts(self, size: int, seq: int) -> Sequence[int]:
+        return (size,)
 
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         loaded = self._loaded
@@ -94,6 +99,7 @@ class CompiledRunner:
         self._loosened: list[str] = []
         self._staging: dict[Bucket, Staging] = {}
         self._unproven: dict[Bucket, str] = {}
+        self._run_s: dict[int, dict[int, float]] = defaultdict(dict)  # by seq, by batch
 
     def warm_up(self, report: Report) -> None:
         """Compile, run, prove and compare every bucket, largest first."""
@@ -117,6 +123,8 @@ class CompiledRunner:
                 may_loosen = False
             if status.reason is not None:
                 self._unproven[bucket] = status.reason
+            elif status.run_s is not None:
+                self._run_s[bucket.seq][bucket.batch] = status.run_s
             report(status)
 
     def _not_tried(self, bucket: Bucket) -> BucketStatus | None:
@@ -142,6 +150,12 @@ class CompiledRunner:
         if status.replays_per_call is not None:
             parts += f", {status.replays_per_call} CUDA graphs"
         return replace(status, note=f"partial: {parts}; as a whole: {why}")
+
+    def parts(self, size: int, seq: int) -> Sequence[int]:
+        run_s = self._run_s[seq]
+        if len(run_s) < len(self._loaded.grid.batches):
+            return (size,)  # some would run eager, at a cost that is not known
+        return cheapest_parts(size, run_s)
 
     def run(self, samples: Sequence[Arrays]) -> BatchResult:
         longest = max(seq_length(self._loaded.model, sample) for sample in samples)

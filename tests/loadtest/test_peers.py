@@ -48,7 +48,7 @@ def test_the_command_compares_gearshift_with_a_handler(tmp_path):
     assert [server["name"] for server in servers] == ["Gearshift eager", "FastAPI"]
     assert all(server["requests_per_s"] > 0 and server["wrong"] == 0 for server in servers)
     assert "| FastAPI |" in ended.stdout
-    assert written["machine"]["torch"]
+    assert written["machine"]["versions"]["torch"]
 
 
 def test_an_answer_to_somebody_elses_question_is_found():

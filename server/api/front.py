@@ -27,8 +27,12 @@ def shorten(app: FastAPI, predict: Predict) -> None:
     """
     if getattr(app, "_is_instrumented_by_opentelemetry", False):
         return
+    guards, app.user_middleware = (
+        app.user_middleware,
+        [],
+    )  # around both ways, so not in the long one
     front: ASGIApp = Front(predict, app.build_middleware_stack())
-    for middleware, args, kwargs in reversed(app.user_middleware):
+    for middleware, args, kwargs in reversed(guards):
         front = middleware(front, *args, **kwargs)
     app.middleware_stack = front
 

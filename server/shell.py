@@ -27,6 +27,7 @@ from typing import Any
 import uvicorn
 from litserve import LitServer
 from prometheus_client import Counter
+from starlette.types import ASGIApp
 
 from server.api.process import MARGIN_S, ApiProcess
 from server.config import Settings
@@ -70,8 +71,12 @@ class Shell(LitServer):  # type: ignore[misc]
         self._children: list[Child] = []  # the worker, then the API processes
         self._stop_asked = False
 
-    def serve(self) -> None:
-        """Serve until told to stop (SIGTERM, SIGINT). Raises StartupError when it cannot go on."""
+    def serve(self, application: ASGIApp) -> None:
+        """Serve `application` until told to stop (SIGTERM, SIGINT).
+
+        Raises StartupError when it cannot go on.
+        """
+        self._application = application
         os.register_at_fork(after_in_child=_in_child)
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -130,7 +135,7 @@ class Shell(LitServer):  # type: ignore[misc]
         **for_uvicorn: Any,
     ) -> dict[int, BaseProcess]:
         self._sockets = sockets
-        config = uvicorn.Config(self.app, log_level=log_level, **for_uvicorn)
+        config = uvicorn.Config(self._application, log_level=log_level, **for_uvicorn)
         drain_timeout_s = self._settings.server.drain_timeout_s
         server = ApiProcess(config, self._client, self._runtime, drain_timeout_s)
         for number in range(num_uvicorn_servers):

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.api import encode
+from server.api.disconnect import Interruptible
 from server.api.health import Board
 from server.api.read import read
 from server.config import ServerSection
@@ -49,7 +50,10 @@ class Admin:
     async def mode(self, request: Request) -> Response:
         """Shift, and answer once it holds: the next request is served in that mode."""
         timeout_s = self.section.request_timeout_s
-        body = await read(request, self.section, time.monotonic() + timeout_s)
+        deadline = time.monotonic() + timeout_s
+        receive = request.receive
+        with Interruptible(receive) as work:
+            body = await read(receive, request.headers, self.section, deadline, work)
         try:
             wanted = Shift.model_validate_json(body.data).mode
         except ValidationError:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from server.errors import Overloaded, PayloadTooLarge
 from server.metrics import INFLIGHT
@@ -23,36 +22,32 @@ class Admission:
     def __init__(self, model: str, max_queue: int) -> None:
         self._model = model
         self._free = self._limit = max_queue
-        self._inflight = INFLIGHT.labels(model)
+        self._requests = 0
         self._drain = DrainRate()
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Room for a request of one sample, from its body to its answer. Raises Overloaded."""
-        with self._places(1):
-            self._inflight.inc()
-            try:
-                yield
-            finally:
-                self._inflight.dec()
+    def request(self) -> Admitted:
+        """A block that has room for a request, of one sample at first."""
+        return Admitted(self)
 
-    @contextmanager
-    def whole(self, samples: int) -> Iterator[None]:
-        """Room for all `samples` of a request that has room for one. Raises Overloaded.
+    def publish(self) -> None:
+        """Show how many requests are in."""
+        INFLIGHT.labels(self._model).set(self._requests)
 
-        PayloadTooLarge where the queue would have to be longer: coming back would not help.
-        """
+    def check(self, samples: int) -> None:
+        """Raises PayloadTooLarge for more samples than there are places."""
         if samples > self._limit:
             raise PayloadTooLarge(
                 f"{samples} samples; this server takes at most {self._limit} at a time "
                 "(batching.max_queue), so trying again will not help: send fewer in one request"
             )
-        with self._places(samples - 1):
-            yield
 
-    @contextmanager
-    def _places(self, count: int) -> Iterator[None]:
-        """`count` places, all or none; they count as answered where nothing is raised."""
+    def enter(self) -> None:
+        """A request of one sample comes. Raises Overloaded."""
+        self.take(1)
+        self._requests += 1
+
+    def take(self, count: int) -> None:
+        """`count` places, all or none. Raises Overloaded."""
         taken = self._limit - self._free
         if count > self._free:
             raise Overloaded(
@@ -62,11 +57,40 @@ class Admission:
         if not taken:
             self._drain.resume()
         self._free -= count
-        try:
-            yield
+
+    def leave(self, count: int, answered: bool) -> None:
+        """A request that has `count` places ends."""
+        if answered:
             self._drain.answered(count)
-        finally:
-            self._free += count
+        self._free += count
+        self._requests -= 1
+
+
+class Admitted:
+    """The places of one request, from its body to its answer. Raises Overloaded where there is
+    none; they count as answered where the block raises nothing."""
+
+    __slots__ = ("_admission", "_count")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._count = 1
+
+    def with_samples(self, count: int) -> None:
+        """Room for all samples of the request. Raises Overloaded, or PayloadTooLarge where the
+        queue would have to be longer: coming back would not help."""
+        self._admission.check(count)
+        self._admission.take(count - 1)
+        self._count = count
+
+    def __enter__(self) -> Admitted:
+        self._admission.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self._admission.leave(self._count, answered=kind is None)
 
 
 class DrainRate:

@@ -15,16 +15,17 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from server import __version__
 from server import log as logs
 from server.api.admin import Admin
 from server.api.admission import Admission
 from server.api.connection import Connection
-from server.api.front import shorten
+from server.api.front import Front
 from server.api.health import Board
 from server.api.keys import Keys
-from server.api.routes import Api, http_problem, problem
+from server.api.routes import Api, Predict, http_problem, problem
 from server.api.schemas import openapi
 from server.catalogue import make_models
 from server.config import Settings
@@ -44,12 +45,14 @@ def serve(settings: Settings, runtime: Runtime) -> None:
     api = make_api(settings, runtime)
     connection = partial(Connection, timeout_s=settings.server.client_timeout_s)
     shell = Shell(settings, runtime, api.client, connection)
-    equip(shell.app, api)
-    shell.serve()
+    shell.serve(equip(shell.app, api))
 
 
-def equip(app: FastAPI, api: Api) -> None:
-    """Give the application our routes, our OpenAPI and our lifespan in place of LitServe's."""
+def equip(app: FastAPI, api: Api) -> ASGIApp:
+    """Give the application our routes, our OpenAPI and our lifespan in place of LitServe's.
+
+    What to serve: it, with a short way past it and a guard before both.
+    """
     # LitServe's own /predict, /health and /info go, and its gzip: answers are small, and
     # compressing them costs more than it saves.
     kept = [route for route in app.router.routes if getattr(route, "path", "") in KEPT_ROUTES]
@@ -57,14 +60,16 @@ def equip(app: FastAPI, api: Api) -> None:
     admin = Admin(section, api.board, api.client)
     app.router.routes[:] = [*api.routes(), *admin.routes(), *kept]
     app.user_middleware.clear()
-    if section.api_key or section.admin_key:
-        app.add_middleware(Keys, section=section)
     app.add_exception_handler(GearshiftError, problem)
     app.add_exception_handler(HTTPException, http_problem)
     app.router.lifespan_context = lifespan(api)
     document = partial(openapi, list(api.models.values()), __version__, section)
     app.openapi = document  # type: ignore[method-assign]
-    shorten(app, api.predict)
+    served: ASGIApp = app
+    # OpenTelemetry wraps what FastAPI builds: where it is used, everything has to go that way.
+    if not getattr(app, "_is_instrumented_by_opentelemetry", False):
+        served = Front(Predict(api), app)
+    return Keys(served, section) if section.api_key or section.admin_key else served
 
 
 def make_api(settings: Settings, runtime: Runtime) -> Api:
@@ -92,7 +97,7 @@ def lifespan(api: Api) -> Callable[[Any], AbstractAsyncContextManager[None]]:
         api.board.show()
         tasks = [
             asyncio.create_task(api.client.stay_connected()),
-            asyncio.create_task(_publish(api.requests)),
+            asyncio.create_task(_publish(api)),
         ]
         try:
             yield
@@ -105,7 +110,7 @@ def lifespan(api: Api) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     return connected
 
 
-async def _publish(requests: Requests) -> None:
+async def _publish(api: Api) -> None:
     while True:
         await asyncio.sleep(PUBLISH_S)
-        requests.publish()
+        api.publish()

@@ -169,6 +169,8 @@ def _check_limits(array: np.ndarray[Any, Any], name: str, low: int, high: int) -
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec, model: ServedModel) -> bool:
     wanted = spec.shape[1:]
+    if shape == wanted:
+        return True
     return len(shape) == len(wanted) and all(
         model.min_seq <= size <= (model.max_seq or size) if dim == "seq" else size == dim
         for size, dim in zip(shape, wanted, strict=True)

@@ -52,7 +52,8 @@ NOTHING_SKIPPED: Mapping[tuple[str, str], str] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Who is told: of each change of a model's status, of each batch, of the device, of the end.
-    `device_takes` is told which samples go to the device, before; `device_free` when none is there.
+    `device_takes` is told which samples go to the device, before; `device_free` when none is there
+    and the futures of those that were are done.
 
     Called on the executor thread; must not block.
     """
@@ -260,7 +261,6 @@ class Engine:
                 self._run_alone(lane, lane.runner, pending, started)
         else:
             self._finish(lane, batch, result, started)
-        self._listener.device_free()
 
     def _run_alone(self, lane: Lane, runner: Runner, pending: Pending, started: float) -> None:
         self._listener.device_takes([pending.sample.id])
@@ -270,6 +270,7 @@ class Engine:
             require_alive(self._device)
             log.exception("%s: a sample failed, alone and eager", lane.model.name)
             pending.future.set_exception(InferenceFailed("the model could not process this input"))
+            self._listener.device_free()
         else:
             self._finish(lane, [pending], result, started)
 
@@ -280,6 +281,7 @@ class Engine:
         for pending, outputs in zip(batch, result.outputs, strict=True):
             timings = Timings(started - pending.enqueued_at, result.inference_s)
             pending.future.set_result(Reply(outputs, result.mode, bucket, timings, result.fallback))
+        self._listener.device_free()  # before what follows: somebody waits for the answers
         self._listener.batch(
             BatchRecord(
                 model=lane.model.name,

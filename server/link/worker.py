@@ -235,11 +235,13 @@ class Worker:
             for arrived in group:
                 arrived.channel.send(messages.error(arrived.sample.id, error))
             return
-        loop = asyncio.get_running_loop()
         for arrived, future in zip(group, futures, strict=True):
             self._running[arrived.channel, arrived.sample.id] = future
-            answer = partial(self._answer, arrived.channel, arrived.sample.id)
-            future.add_done_callback(partial(loop.call_soon_threadsafe, answer))
+            future.add_done_callback(partial(self._answer, arrived.channel, arrived.sample.id))
+            if future.done():  # in the meantime: `device_free` may have come before the answer
+                arrived.channel.flush()
+
+    # From the engine, on its thread.
 
     def _answer(self, channel: Channel, request: int, done: Future[Reply]) -> None:
         if self._running.pop((channel, request), None) is None:
@@ -247,10 +249,16 @@ class Worker:
         error = done.exception()
         if error is None:
             reply = done.result()
-            channel.send(messages.reply(request, reply), reply.outputs)
+            channel.put(messages.reply(request, reply), reply.outputs)
         else:
             assert isinstance(error, GearshiftError), "the engine answers with errors of the tree"
-            channel.send(messages.error(request, error))
+            channel.put(messages.error(request, error))
+
+    def on_device_free(self) -> None:
+        """A batch is answered: let the answers leave."""
+        self._journal.end()
+        for peer in tuple(self._peers):
+            peer.flush()
 
 
 def make_engine(
@@ -276,6 +284,6 @@ def make_engine(
         device=metrics.DeviceRecorder().record,
         failed=on_loop(worker.on_failed),
         device_takes=journal.begin,
-        device_free=journal.end,
+        device_free=worker.on_device_free,
     )
     return Engine(models, settings, listener, runtime.given_up(), runtime.shifted())

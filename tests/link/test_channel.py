@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -54,13 +55,49 @@ async def test_both_sides_learn_at_once_that_the_other_is_gone(tmp_path):
         return Channel(lambda _: opened.set(), lambda *_: None, lambda _: closed.append(name))
 
     server = await loop.create_unix_server(lambda: side("server"), path)
-    _, client = await loop.create_unix_connection(lambda: side("client"), path)
+    transport, client = await loop.create_unix_connection(lambda: side("client"), path)
     await opened.wait()
-    client.close()
+    transport.close()
     async with asyncio.timeout(10):
         while sorted(closed) != ["client", "server"]:
             await asyncio.sleep(0.01)
     client.send({"kind": "late"})  # nobody is there: nothing happens
+    server.close()
+
+
+async def test_frames_of_several_threads_arrive_whole_though_the_reader_is_slow(tmp_path):
+    got: list[tuple[int, int]] = []
+    loop = asyncio.get_running_loop()
+    opened = asyncio.Event()
+    large = np.arange(100_000)
+
+    def take(channel: Channel, header: dict, tensors: dict) -> None:
+        np.testing.assert_array_equal(tensors["large"], large)
+        got.append((header["thread"], header["number"]))
+
+    def talk(channel: Channel, thread: int) -> None:
+        for number in range(50):
+            channel.put({"thread": thread, "number": number}, {"large": large})
+            channel.flush()
+
+    path = str(tmp_path / "s")
+    server = await loop.create_unix_server(
+        lambda: Channel(lambda _: opened.set(), take, lambda _: None), path
+    )
+    transport, client = await loop.create_unix_connection(
+        lambda: Channel(lambda _: None, lambda *_: None, lambda _: None), path
+    )
+    await opened.wait()
+    # Nobody reads before all is sent: the event loop is held up by this very wait.
+    with ThreadPoolExecutor() as pool:
+        for thread in range(3):
+            pool.submit(talk, client, thread)
+    async with asyncio.timeout(60):
+        while len(got) < 150:
+            await asyncio.sleep(0.01)
+    for thread in range(3):
+        assert [number for name, number in got if name == thread] == list(range(50))
+    transport.close()
     server.close()
 
 

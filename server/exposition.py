@@ -32,9 +32,8 @@ class Requests:
         self, model: str, mode: str, outcome: Outcome, seconds: float, request_id: str
     ) -> None:
         """One request that ended, however."""
-        metrics.REQUESTS.labels(model, mode, outcome).inc()
+        metrics.record_request(model, mode, outcome, seconds)
         if outcome == "ok":
-            metrics.REQUEST_DURATION.labels(model, mode).observe(seconds)
             self._window.observe(model, mode, seconds)
             self._exemplars.observe(model, mode, seconds, request_id)
 

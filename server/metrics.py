@@ -12,12 +12,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram, values
 from prometheus_client.multiprocess import mark_process_dead
 
-from server.errors import OUTCOMES
+from server.errors import OUTCOMES, Outcome
 from server.types import (
     BatchRecord,
     BucketStatus,
@@ -222,23 +224,70 @@ BUILD_INFO = Gauge(
 )
 
 
+def record_request(model: str, mode: str, outcome: Outcome, seconds: float) -> None:
+    """One request that ended, however."""
+    _requests(model, mode, outcome).inc()
+    if outcome == "ok":
+        _request_duration(model, mode).observe(seconds)
+
+
 def record_reply(model: str, reply: Reply) -> None:
     """One sample that was answered."""
-    QUEUE_DURATION.labels(model, reply.mode).observe(reply.timings.queue_s)
+    _queue_duration(model, reply.mode).observe(reply.timings.queue_s)
 
 
 def record_batch(batch: BatchRecord) -> None:
     """One batch that ran."""
-    labels = (batch.model, batch.mode)
-    INFERENCE_DURATION.labels(*labels, batch.bucket).observe(batch.inference_s)
-    BATCH_SIZE.labels(*labels).observe(batch.size)
-    PADDING_RATIO.labels(*labels).observe(batch.padding_ratio)
-    QUEUE_DEPTH.labels(batch.model).set(batch.queue_depth)
-    LONGEST_WAIT.labels(*labels).set(batch.longest_wait_s)
+    series = _series_of(batch.model, batch.mode, batch.bucket)
+    series.inference_duration.observe(batch.inference_s)
+    series.batch_size.observe(batch.size)
+    series.padding_ratio.observe(batch.padding_ratio)
+    series.queue_depth.set(batch.queue_depth)
+    series.longest_wait.set(batch.longest_wait_s)
     if batch.fallback is not None:
-        FALLBACKS.labels(*labels, batch.fallback).inc()
+        FALLBACKS.labels(batch.model, batch.mode, batch.fallback).inc()
     if batch.fallback == "recompile_prevented":
-        RECOMPILES_PREVENTED.labels(*labels).inc()
+        RECOMPILES_PREVENTED.labels(batch.model, batch.mode).inc()
+
+
+# Looked up once: finding a series by its labels costs as much as counting in it.
+
+
+@cache
+def _requests(model: str, mode: str, outcome: Outcome) -> Counter:
+    return REQUESTS.labels(model, mode, outcome)
+
+
+@cache
+def _request_duration(model: str, mode: str) -> Histogram:
+    return REQUEST_DURATION.labels(model, mode)
+
+
+@cache
+def _queue_duration(model: str, mode: str) -> Histogram:
+    return QUEUE_DURATION.labels(model, mode)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSeries:
+    """What a batch of one bucket is counted in."""
+
+    inference_duration: Histogram
+    batch_size: Histogram
+    padding_ratio: Histogram
+    queue_depth: Gauge
+    longest_wait: Gauge
+
+
+@cache
+def _series_of(model: str, mode: str, bucket: str) -> BatchSeries:
+    return BatchSeries(
+        INFERENCE_DURATION.labels(model, mode, bucket),
+        BATCH_SIZE.labels(model, mode),
+        PADDING_RATIO.labels(model, mode),
+        QUEUE_DEPTH.labels(model),
+        LONGEST_WAIT.labels(model, mode),
+    )
 
 
 def record_end(process: str) -> None:

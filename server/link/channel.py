@@ -23,6 +23,7 @@ import orjson
 from server.types import Arrays
 
 LENGTHS = struct.Struct("=II")
+COPIED_BYTES = 4096  # up to here a copy costs less than a view
 MOST_PIECES = os.sysconf("SC_IOV_MAX")
 
 Header = dict[str, Any]
@@ -31,14 +32,19 @@ OnFrame = Callable[["Channel", Header, Arrays], None]
 
 
 def encode(header: Mapping[str, Any], tensors: Arrays | None = None) -> list[bytes | memoryview]:
-    """One frame as the pieces to write, tensors uncopied. The header must be JSON-able."""
-    arrays = {name: np.asarray(array, order="C") for name, array in (tensors or {}).items()}
-    described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    """One frame as the pieces to write, large tensors uncopied. The header must be JSON-able."""
+    described: list[tuple[str, str, tuple[int, ...]]] = []
+    pieces: list[bytes | memoryview] = []
+    size = 0
+    for name, given in (tensors or {}).items():
+        array = np.asarray(given, order="C")
+        described.append((name, array.dtype.str, array.shape))
+        # reshape(-1) first: a memoryview of a 0-d array cannot be cast to bytes.
+        is_small = array.nbytes < COPIED_BYTES
+        pieces.append(array.tobytes() if is_small else array.reshape(-1).view(np.uint8).data)
+        size += array.nbytes
     head = orjson.dumps({**header, "tensors": described})
-    body = sum(array.nbytes for array in arrays.values())
-    # reshape(-1) first: a memoryview of a 0-d array cannot be cast to bytes.
-    pieces = [array.reshape(-1).view(np.uint8).data for array in arrays.values() if array.nbytes]
-    return [LENGTHS.pack(len(head), body) + head, *pieces]
+    return [LENGTHS.pack(len(head), size) + head, *pieces]
 
 
 def decode_tensors(described: list[Any], body: bytes) -> Arrays:

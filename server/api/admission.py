@@ -22,16 +22,12 @@ class Admission:
     def __init__(self, model: str, max_queue: int) -> None:
         self._model = model
         self._free = self._limit = max_queue
-        self._requests = 0
+        self._inflight = INFLIGHT.labels(model)
         self._drain = DrainRate()
 
     def request(self) -> Admitted:
         """A block that has room for a request, of one sample at first."""
         return Admitted(self)
-
-    def publish(self) -> None:
-        """Show how many requests are in."""
-        INFLIGHT.labels(self._model).set(self._requests)
 
     def check(self, samples: int) -> None:
         """Raises PayloadTooLarge for more samples than there are places."""
@@ -44,7 +40,7 @@ class Admission:
     def enter(self) -> None:
         """A request of one sample comes. Raises Overloaded."""
         self.take(1)
-        self._requests += 1
+        self._inflight.inc()
 
     def take(self, count: int) -> None:
         """`count` places, all or none. Raises Overloaded."""
@@ -63,7 +59,7 @@ class Admission:
         if answered:
             self._drain.answered(count)
         self._free += count
-        self._requests -= 1
+        self._inflight.dec()
 
 
 class Admitted:

@@ -97,7 +97,7 @@ def lifespan(api: Api) -> Callable[[Any], AbstractAsyncContextManager[None]]:
         api.board.show()
         tasks = [
             asyncio.create_task(api.client.stay_connected()),
-            asyncio.create_task(_publish(api)),
+            asyncio.create_task(_publish(api.requests)),
         ]
         try:
             yield
@@ -110,7 +110,7 @@ def lifespan(api: Api) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     return connected
 
 
-async def _publish(api: Api) -> None:
+async def _publish(requests: Requests) -> None:
     while True:
         await asyncio.sleep(PUBLISH_S)
-        api.publish()
+        requests.publish()

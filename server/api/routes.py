@@ -73,12 +73,6 @@ class Api:
             Route("/metrics", self.metrics),
         ]
 
-    def publish(self) -> None:
-        """Let whichever process is scraped see what this one knows. On the event loop."""
-        self.requests.publish()
-        for admission in self.admissions.values():
-            admission.publish()
-
     async def livez(self, _: Request) -> Response:
         """200 from the first second on: the process runs."""
         return Response("ok", media_type="text/plain")
@@ -94,7 +88,7 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """All metrics of all processes, for Prometheus."""
-        self.publish()
+        self.requests.publish()
         accept = request.headers.get("accept", "")
         loop = asyncio.get_running_loop()
         text, media_type = await loop.run_in_executor(self.pool, self.requests.exposition, accept)

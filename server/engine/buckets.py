@@ -34,6 +34,10 @@ class Grid:
         """The padded length of a sample of length `seq`."""
         return _at_least(self.seqs, seq)
 
+    def largest(self, seq: int) -> int:
+        """The largest batch at the padded length `seq`."""
+        return self.batches[-1]
+
     def shortest(self, seq: int, least: int) -> int:
         """The shortest length that is padded to `seq`, `least` being the model's own."""
         at = self.seqs.index(seq)

@@ -1,7 +1,7 @@
 """Proves one bucket: compile, run until nothing is left to compile or record, compare with eager.
 
-A bucket counts as compiled when after its compile a whole pass of batches (full, mostly padding
-rows, padded along `seq`, the full one again) (1) compiled and recorded nothing and ran at least one
+A bucket counts as compiled when after its compile a whole pass of batches (full, one sample alone,
+the full one again) (1) compiled and recorded nothing and ran at least one
 compiled graph, (2) on CUDA replayed at least one CUDA graph, (3) gave answers as good as eager's,
 and (4) to the full one twice the same. Knows nothing of how a batch is run: it is given functions
 that do.
@@ -77,7 +77,7 @@ class Proof:
             found["graph_breaks"] = max(found["graph_breaks"], found["graphs"] - 1)
             if self._wants_replays:
                 found["graph_pool_bytes"] = self._pool_bytes() - pool
-            found |= self._check_parity(batches, answers)
+            found |= self._check_parity(answers)
         except NotProven as problem:
             failure = problem
         state: BucketState = "eager" if failure else "compiled"
@@ -140,10 +140,8 @@ class Proof:
     def _pool_bytes(self) -> int:
         return memory.graph_pool_bytes(self._loaded.device) or 0
 
-    def _check_parity(
-        self, batches: Sequence[Sequence[Arrays]], answers: Sequence[Answers]
-    ) -> dict[str, Any]:
-        parity = self._judge.of(batches, answers)
+    def _check_parity(self, answers: Sequence[Answers]) -> dict[str, Any]:
+        parity = self._judge.of(*answers)
         if parity.problem is not None:
             raise NotProven(f"parity: {parity.problem}")
         return {

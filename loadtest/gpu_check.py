@@ -23,7 +23,7 @@ from report import render
 REPORTS = Path("reports")
 JOINED = REPORTS / "gpu-check"
 LIMIT_S = 330.0
-ENDING_S = 10.0
+ENDING_S = 25.0  # longer than `processes` takes to end a server
 ENVIRONMENT = {
     # One compile for all batch sizes: with one for each, six minutes would go into compiling.
     "GEARSHIFT_COMPILE__DYNAMIC": "batch",
@@ -37,7 +37,7 @@ BENCHED = {
     "bert-base": ("--model", "transformers:bert-base-uncased", "--seq", "128", *BENCH),
     "lstm": ("--model", "lstm", "--seq", "128", *BENCH),
 }
-HTTP = ("--scenario", "image", "--arrivals", "steady", "--rounds", "2", "--seconds", "3")
+HTTP = ("--scenario", "image", "--arrivals", "steady", "--rounds", "6", "--seconds", "1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from report import render
 
 REPORTS = Path("reports")
 JOINED = REPORTS / "gpu-check"
-LIMIT_S = 330.0
+LIMIT_S = 320.0  # and what ending the last step takes, within six minutes
 ENDING_S = 25.0  # longer than `processes` takes to end a server
 ENVIRONMENT = {
     # One compile for all batch sizes: with one for each, six minutes would go into compiling.
@@ -58,7 +58,8 @@ def main() -> int:
     """Run every step, write `reports/gpu-check.*`, say what went wrong. 1 where anything did."""
     # Whoever ends this ends the step that runs, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started = time.monotonic()
+    # What making the environment took counts.
+    started = time.monotonic() - float(sys.argv[1] if len(sys.argv) > 1 else 0)
     done: list[Step] = []
     notes: list[str] = []
     for step in steps():

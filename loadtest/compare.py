@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, NoReturn
 
 import typer
@@ -42,6 +43,7 @@ NONE: tuple[tuple[()], tuple[()], tuple[()]] = ((), (), ())
 BUCKETS = ("bucket_compiled", "compile_cache_hit")
 UNUSABLE = 2
 FAILED = 3
+ENOUGH_ROUNDS = 6
 
 SIDE = typer.Argument(help="A mode, flags of `serve` in quotes, or the URL of a server that runs.")
 SCENARIO = typer.Option(help="What is sent: a name from loadtest/scenarios, or a path.")
@@ -123,7 +125,7 @@ def compare(
         command=shlex.join(["loadtest/compare", *sys.argv[1:]]),
         machine=describe_machine(),
         loads=tuple(loads),
-        notes=(scenario.about, *notes),
+        notes=(scenario.about, *notes, *_few(pace.rounds)),
     )
 
 
@@ -209,7 +211,7 @@ def _run(number: int, target: Target, records: Records, counted: ServerFigures |
         latency_s=latency_s,
         bucket=bucket,
         failures=dict(records.failures),
-        server=counted,
+        server=counted and counted.model_copy(update={"client_s": mean(records.every_s)}),
     )
 
 
@@ -217,6 +219,14 @@ def _say(what: str, server: Server, runs: Sequence[Run]) -> None:
     """One line a run, on stderr: a comparison takes minutes."""
     step = figures.Step((runs[-1],))
     typer.echo(f"{what}: {server.name}, {step.load}: {step.answered_rps:.1f} req/s", err=True)
+
+
+def _few(rounds: int) -> Iterator[str]:
+    """The bootstrap's interval is at most the range of its rounds, which holds the median with a
+    probability of 1 - 2 / 2^rounds."""
+    if rounds < ENOUGH_ROUNDS:
+        sure = 1 - 2 / 2**rounds
+        yield f"{rounds} rounds only: what is called a 95 % interval is one of {sure:.0%} at most."
 
 
 def _notes(server: Server) -> Iterator[str]:

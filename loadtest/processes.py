@@ -1,5 +1,5 @@
-"""A server under test: started, waited for, paused while another is measured, ended with everything
-it started. Knows no particular server.
+"""A server's processes: started, waited for, paused while another is measured, ended with all that
+they started. Knows no particular server; `servers` knows ours.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import psutil
 from loadtest.closed_loop import Request
 
 ROOT = Path(__file__).parents[1]
+POLL_S = 0.1  # asking more often takes a core from whoever is starting
 STOP_S = 20
 # Anything else may pass: some answer 404 until their model is there.
 REFUSALS = (400, 415, 422)
+LAST_LINES = 3
 
 
-class Server:
+class ServerProcess:
     """One server and all its processes; a context manager that ends them."""
 
     def __init__(
@@ -32,39 +34,45 @@ class Server:
     ) -> None:
         self.port = port
         self._log = log
+        self._started_at = time.monotonic()
         with log.open("wb") as output:
             self._root = psutil.Popen(
                 command,
-                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                env={**os.environ, "PYTHONPATH": _python_path(), **environment},
                 start_new_session=True,
             )
 
     def wait_ready(self, request: Request, timeout_s: float) -> float:
-        """Seconds until it answers `request`. Raises RuntimeError when it does not, or refuses."""
-        started = time.monotonic()
-        while (waited := time.monotonic() - started) < timeout_s and self._root.poll() is None:
-            status = self._status(request)
-            if status == 200:
-                return waited
-            if status in REFUSALS:
-                raise RuntimeError(f"it answers {status} to the first request; {self._log}")
-            time.sleep(0.1)
-        last = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        """Until it answers `request`; as `wait_until`. Refusing the request is an error, too."""
+        return self.wait_until(lambda: self._answers(request), timeout_s)
+
+    def wait_until(self, is_there: Callable[[], bool], timeout_s: float) -> float:
+        """Seconds from the start of the process. Raises RuntimeError, with the end of the log,
+        when the process ends or the time does."""
+        ends = time.monotonic() + timeout_s
+        while time.monotonic() < ends and self._root.poll() is None:
+            if is_there():
+                return time.monotonic() - self._started_at
+            time.sleep(POLL_S)
+        waited = time.monotonic() - self._started_at
+        last = self._log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
         raise RuntimeError(f"no answer within {waited:.0f} s; {self._log}: {' | '.join(last)}")
 
-    def _status(self, request: Request) -> int | None:
+    def _answers(self, request: Request) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("POST", request.path, request.body, dict(request.headers))
-            return connection.getresponse().status
+            status = connection.getresponse().status
         except (OSError, http.client.HTTPException):
-            return None  # nobody listens yet
+            return False  # nobody listens yet
         finally:
             connection.close()
+        if status in REFUSALS:
+            raise RuntimeError(f"it answers {status} to the first request; {self._log}")
+        return status == 200
 
     def pause(self) -> None:
         """Take the CPU from it: some servers keep one busy while they are idle."""
@@ -97,6 +105,10 @@ class Server:
             return [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from loadtest.closed_loop import Answer, Load, Request, drive
-from loadtest.processes import Server
+from loadtest.processes import ServerProcess
 
 IsRight = Callable[[int, bytes], bool]
 
@@ -24,7 +24,7 @@ class Contestant:
     """A running server, what it is asked, and what came of it, round by round."""
 
     name: str
-    server: Server
+    server: ServerProcess
     requests: Sequence[Request]
     is_right: IsRight
     rates: list[float] = field(default_factory=list)

@@ -1,31 +1,28 @@
-"""A server under test: started as anybody would start it, or one that runs already.
+"""A Gearshift server under test, started as anybody would start it, or one that runs already.
 
-Reads `/readyz` and `/metrics` of a Gearshift server; of any other it knows the URL alone.
+Reads its `/readyz` and `/metrics`; of any other server it knows the URL alone. `processes` starts
+and ends.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.inputs import Body
-from loadtest.processes import free_port
+from loadtest.processes import ServerProcess, free_port
 from report.schema import ServerFigures
 
-POLL_S = 0.02
 START_S = 3600.0
-STOP_S = 60.0
 MODE_FLAG = "--mode"
 DEVICE_MEMORY = "gearshift_device_memory_bytes"
 RESIDENT_MEMORY = "gearshift_worker_resident_memory_bytes"
@@ -51,7 +48,10 @@ class Server:
     def ask(self, path: str, body: Body) -> Any:
         """The answer to one request. Raises ServerFailed when there is none."""
         headers = {"Content-Type": body.content_type}
-        answer = requests.post(f"{self.url}{path}", body.content, headers=headers, timeout=60)
+        try:
+            answer = requests.post(f"{self.url}{path}", body.content, headers=headers, timeout=60)
+        except requests.RequestException as error:
+            raise ServerFailed(f"{self.name}: {error}") from error
         if answer.status_code != 200:
             raise ServerFailed(f"{self.name}: {path}: {answer.status_code} {answer.text}")
         return answer.json()
@@ -119,30 +119,19 @@ def _started(flags: Sequence[str]) -> Iterator[tuple[str, float, float]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "server.cli", "--port", str(port), *flags]
-    with tempfile.TemporaryFile() as log:
-        started = time.perf_counter()
-        process = subprocess.Popen(command, stderr=log, env=os.environ)
-        try:
-            seconds = []
-            for path in ("/livez", "/readyz"):
-                if not _wait(process, url + path):
-                    log.seek(0)
-                    raise ServerFailed(f"{shlex.join(command)}: {log.read().decode()}")
-                seconds.append(time.perf_counter() - started)
-            yield url, seconds[0], seconds[1]
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with ServerProcess(command, port, log, {}) as process:
+            try:
+                live_s = process.wait_until(lambda: _is_ok(f"{url}/livez"), START_S)
+                ready_s = process.wait_until(lambda: _is_ok(f"{url}/readyz"), START_S)
+            except RuntimeError:
+                raise ServerFailed(f"{shlex.join(command)}: {log.read_text()}") from None
+            yield url, live_s, ready_s
 
 
-def _wait(process: subprocess.Popen[bytes], url: str) -> bool:
-    """Whether it answers 200 before the process ends, or the time is up."""
-    end = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            if requests.get(url, timeout=10).status_code == 200:
-                return True
-        except requests.ConnectionError:
-            pass  # nobody listens yet
-        time.sleep(POLL_S)
-    return False
+def _is_ok(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=10).status_code == 200
+    except requests.RequestException:
+        return False  # nobody listens yet, or is busy

@@ -13,7 +13,7 @@ from pathlib import Path
 from loadtest.closed_loop import Request
 from loadtest.peers.catalogue import plain
 from loadtest.peers.workloads import WORKLOADS
-from loadtest.processes import Server, free_port
+from loadtest.processes import ServerProcess, free_port
 from report.machine import describe_machine
 
 READY_S = 1800.0
@@ -46,7 +46,7 @@ def start_s(model: str, request: Request, folder: Path) -> float:
         "GEARSHIFT_COMPILE__CACHE_DIR": str(folder / "cache"),
     }
     command = [sys.executable, "-m", "server.cli", *flags]
-    with Server(command, port, folder / "log", environment) as server:
+    with ServerProcess(command, port, folder / "log", environment) as server:
         return server.wait_ready(request, READY_S)
 
 

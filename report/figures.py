@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -152,9 +152,11 @@ def steps(side: Side) -> list[Step]:
 
 
 def knee(side: Side) -> float | None:
-    """The highest arrival rate that the side kept up with; None: with none, or none was offered."""
-    held = [s.offered_rps for s in steps(side) if s.offered_rps is not None and s.keeps_up]
-    return max(held, default=None)
+    """The highest arrival rate that the side kept up with, as with all below it; None: with none,
+    or none was offered."""
+    offered = [step for step in steps(side) if step.offered_rps is not None]
+    held = [step.offered_rps for step in takewhile(lambda step: step.keeps_up, offered)]
+    return held[-1] if held else None
 
 
 def load_speedups(load: Load, side: Side) -> list[tuple[Step, Speedup]]:

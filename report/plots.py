@@ -97,7 +97,7 @@ def load_plots(load: Load) -> Iterator[Plot]:
     """Of one scenario over HTTP."""
     caption = f"All requests at {figures.steps(load.sides[0])[0].load}, from when they were due."
     yield _distribution(caption, [(side.name, _lightest(side)) for side in load.sides])
-    yield from _by_rate(load)
+    yield from _by_load(load)
     yield _over_time(load)
     yield _by_bucket(load)
     rows = [
@@ -140,47 +140,63 @@ def _lightest(side: Side) -> list[float]:
     return figures.steps(side)[0].latency_s
 
 
-def _by_rate(load: Load) -> Iterator[Plot]:
-    sides = [
-        (side, [s for s in figures.steps(side) if s.offered_rps is not None]) for side in load.sides
+def _by_load(load: Load) -> Iterator[Plot]:
+    """Against the offered rate, then against the number of users, where there are several."""
+    by_rate = [
+        (side, [(rate, s) for s in figures.steps(side) if (rate := s.offered_rps) is not None])
+        for side in load.sides
     ]
-    if max(len(offered) for _, offered in sides) < 2:
-        return
+    by_users = [
+        (side, [(float(n), s) for s in figures.steps(side) if (n := s.runs[0].users) is not None])
+        for side in load.sides
+    ]
     marks = [
         (rate, f"{side.name} keeps up", series)
-        for series, (side, _) in enumerate(sides)
+        for series, side in enumerate(load.sides)
         if (rate := figures.knee(side)) is not None
     ]
-    x = svg.Axis("offered, requests a second", from_zero=True)
+    in_time = f"; a side keeps up while it gives {figures.ANSWERED:.0%} of them in time"
+    if max(len(found) for _, found in by_rate) > 1:
+        yield from _against("offered rate", "offered, requests a second", by_rate, marks, in_time)
+    if max(len(found) for _, found in by_users) > 1:
+        yield from _against("users", "users at once", by_users)
+
+
+def _against(
+    what: str,
+    label: str,
+    sides: Sequence[tuple[Side, Sequence[tuple[float, figures.Step]]]],
+    marks: Sequence[tuple[float, str, int]] = (),
+    in_time: str = "",
+) -> Iterator[Plot]:
+    x = svg.Axis(label, from_zero=True)
     answered = [
-        svg.Line(
-            side.name, [(s.offered_rps or 0, s.answered_rps) for s in offered], series, dots=True
-        )
-        for series, (side, offered) in enumerate(sides)
+        svg.Line(side.name, [(at, step.answered_rps) for at, step in found], series, dots=True)
+        for series, (side, found) in enumerate(sides)
     ]
     y = svg.Axis("answered, requests a second", from_zero=True)
-    caption = (
-        f"Right answers a second; a side keeps up while it gives {figures.ANSWERED:.0%} of them "
-        "in time."
-    )
-    chart = svg.lines("Throughput", x, y, answered, marks)
-    yield Plot("Throughput against offered rate", caption, chart)
+    title = f"Throughput against {what}"
+    caption = f"Right answers a second{in_time}."
+    yield Plot(title, caption, svg.lines(title, x, y, answered, marks))
     tails = [
         svg.Line(
-            side.name,
+            f"{side.name} {name}",
             [
-                (s.offered_rps or 0, figures.quantile(s.latency_s, 0.99) * 1e3)
-                for s in offered
-                if s.latency_s
+                (at, figures.quantile(step.latency_s, q) * 1e3)
+                for at, step in found
+                if step.latency_s
             ],
             series,
             dots=True,
+            dashed=dashed,
         )
-        for series, (side, offered) in enumerate(sides)
+        for series, (side, found) in enumerate(sides)
+        for name, q, dashed in (("p50", 0.5, True), ("p99", 0.99, False))
     ]
-    y = svg.Axis("p99, milliseconds", is_log=True)
-    chart = svg.lines("p99 against offered rate", x, y, tails)
-    yield Plot("p99 against offered rate", "From when a request was due to its answer.", chart)
+    y = svg.Axis("milliseconds", is_log=True)
+    title = f"Latency against {what}"
+    caption = "From when a request was due to its answer; median dashed."
+    yield Plot(title, caption, svg.lines(title, x, y, tails))
 
 
 def _over_time(load: Load) -> Plot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
@@ -105,12 +106,17 @@ def _html_parts(report: Report) -> Iterator[str]:
         yield f'<section><h2>{escape(title)}</h2><div class="plots">'
         for plot in drawn:
             yield f"<figure><h3>{escape(plot.title)}</h3>{plot.svg}"
-            yield f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+            yield f"<figcaption>{_prose(plot.caption)}</figcaption></figure>"
         yield "</div>"
         yield from map(_html_table, found)
         yield "</section>"
     yield f"<section>{_html_table(tables.machine_table(machine))}"
     yield f"<p>{report.created:%Y-%m-%d %H:%M} UTC</p><pre>{escape(report.command)}</pre></section>"
+
+
+def _prose(text: str) -> str:
+    """With what is between backticks as code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def _html_table(table: Table) -> str:
@@ -120,5 +126,5 @@ def _html_table(table: Table) -> str:
     )
     return (
         f'<h3>{escape(table.title)}</h3><div class="wide"><table><tr>{head}</tr>{rows}</table>'
-        f"</div><p>{escape(table.note)}</p>"
+        f"</div><p>{_prose(table.note)}</p>"
     )

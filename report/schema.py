@@ -110,6 +110,9 @@ class ServerFigures(Part):
     batches: int
     batch_size: float
     """Mean, without padding."""
+    client_s: float | None = None
+    """The client's mean over all that it sent between the scrapes, lead-in and failures too: what
+    `request_s` is held against."""
 
 
 class Run(Part):

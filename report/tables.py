@@ -9,7 +9,8 @@ from report import figures
 from report.schema import Bench, BucketBench, Load, Machine, Run, Side, Variant
 
 CLOCKS = (
-    "Means. `server` is from a request's headers to its encoded answer; `queue` is a sample's wait "
+    "Means of all that was sent, the lead-in too. `server` is from a request's headers to its "
+    "encoded answer; `queue` is a sample's wait "
     "for the device, `inference` a batch on it (a batch counts once, however many share it); `rest "
     "in server` is decoding, preprocessing, the way to the worker and back, and encoding. "
     "`outside` is the client's time beyond the server's: connecting, the network, waiting to be "
@@ -162,7 +163,7 @@ def _server_rows(load: Load) -> Iterator[tuple[str, ...]]:
 def _server_cells(runs: list[Run]) -> tuple[str, ...]:
     """Means of the runs' means."""
     servers = [run.server for run in runs if run.server is not None]
-    client = mean([mean(run.latency_s) for run in runs])
+    client = mean([run.server.client_s or mean(run.latency_s) for run in runs if run.server])
     request = mean([server.request_s for server in servers])
     queue = mean([server.queue_s for server in servers])
     inference = mean([server.inference_s for server in servers])
@@ -173,7 +174,7 @@ def _server_cells(runs: list[Run]) -> tuple[str, ...]:
 
 def _start_row(load: Load, side: Side) -> tuple[str, ...]:
     requests = figures.load_break_even(load, side)
-    memory = ", ".join(f"{kind} {size / 2**20:,.0f}" for kind, size in side.memory_bytes.items())
+    memory = ", ".join(f"{kind} {_mib(size)}" for kind, size in side.memory_bytes.items())
     return (
         side.name,
         side.started_with,

@@ -188,6 +188,7 @@ def main(minutes: float) -> None:
         try:
             run(soak, minutes)
         finally:
+            soak.stop.set()
             if soak.process.poll() is None:
                 soak.process.kill()
         left = sorted(path.name for path in Path(directory).iterdir())
@@ -199,7 +200,7 @@ def main(minutes: float) -> None:
 def run(soak: Soak, minutes: float) -> None:
     soak.wait_ready()
     kinds = [good] * 6 + [slow] * 2 + [bad, too_many]
-    clients = [threading.Thread(target=soak.client, args=(kind,)) for kind in kinds]
+    clients = [threading.Thread(target=soak.client, args=(kind,), daemon=True) for kind in kinds]
     for client in clients:
         client.start()
     time.sleep(SETTLED_S)

@@ -15,7 +15,7 @@ from loadtest.peers.catalogue import Peer
 from loadtest.peers.environments import CACHE, NotInstalled, python_with
 from loadtest.peers.handler import make_handler
 from loadtest.peers.workloads import Numbers, Payload, Workload
-from loadtest.processes import Server, free_port
+from loadtest.processes import ServerProcess, free_port
 from loadtest.rounds import Contestant, IsRight
 
 # Gearshift compiles every bucket before it answers.
@@ -67,13 +67,13 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _start(peer: Peer, workload: Workload, batch: int, running: ExitStack) -> Server:
+def _start(peer: Peer, workload: Workload, batch: int, running: ExitStack) -> ServerProcess:
     CACHE.mkdir(exist_ok=True)
     python = python_with(peer.packages)
     port = free_port()
     log = CACHE / f"{peer.name.replace(' ', '-').lower()}.log"
     command = [str(python), *peer.command(port, workload, batch)]
-    return running.enter_context(Server(command, port, log, peer.environment))
+    return running.enter_context(ServerProcess(command, port, log, peer.environment))
 
 
 def _judge(peer: Peer, workload: Workload, expected: Sequence[Numbers]) -> IsRight:

@@ -1,5 +1,6 @@
-"""`loadtest/compare` on servers whose faults are known."""
+"""`loadtest/compare`, and plain locust, on servers whose faults are known."""
 
+import json
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from report import figures, render
 from report.schema import Report, Side
 from report.verdict import verdicts
+from tests.e2e.conftest import ROOT
 from tests.loadtest.planted import SLOWER_S, STALL_S
 
 pytestmark = pytest.mark.e2e
@@ -68,11 +70,32 @@ def compare(environment, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def planted(start, compare, plain) -> Report:
+def faulty(start) -> str:
+    return str(start("--model", "double=tests.loadtest.planted:Planted").http.base_url)
+
+
+@pytest.fixture(scope="module")
+def planted(compare, plain, faulty) -> Report:
     """A good server against one with every fault."""
-    faulty = str(start("--model", "double=tests.loadtest.planted:Planted").http.base_url)
     loads = ("--arrivals", "both.toml")
     return compare[1](plain, faulty, *loads, "--rounds", "3", "--seconds", "2", "--warmup", "1")
+
+
+@pytest.fixture(scope="module")
+def locust(environment, tmp_path_factory):
+    """Runs plain locust, as the documentation says, without its page."""
+    scenario = tmp_path_factory.mktemp("locust") / "numbers.toml"
+    scenario.write_text(SCENARIO)
+
+    def run(url: str, name: str = str(scenario)) -> subprocess.CompletedProcess[str]:
+        flags = ("--headless", "--users", "2", "--spawn-rate", "2", "--run-time", "3s", "--json")
+        command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", *flags]
+        command += ["--host", url, "--scenario", name]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    return run
 
 
 def closed_and_open(side: Side) -> tuple[figures.Step, figures.Step]:
@@ -105,6 +128,39 @@ def test_a_fast_wrong_answer_is_a_failure(planted):
     assert {reason for run in wrong.runs for reason in run.failures} == {"wrong answer"}
     ((_, words),) = verdicts(planted)
     assert "wrong answer" in words
+
+
+def test_locust_alone_sends_a_scenario_and_judges_the_answers(locust, plain):
+    done = locust(plain)
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout)
+    assert entry["name"] == "/models/double/predict"
+    assert entry["num_requests"] > 0
+    assert entry["num_failures"] == 0
+
+
+def test_locust_against_a_server_that_answers_wrong_fails(start, locust):
+    # The references are this server's own: what differs from one request to the next is wrong.
+    done = locust(str(start("--model", "double=tests.loadtest.planted:Fickle").http.base_url))
+    assert done.returncode == 1
+    assert "wrong answer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("port", "scenario", "text"),
+    [(None, "numers", "there is image, mixed, series, text"), (1, "series", "refused")],
+)
+def test_locust_without_a_scenario_or_a_server_says_so(locust, plain, port, scenario, text):
+    done = locust(plain if port is None else f"http://127.0.0.1:{port}", scenario)
+    assert done.returncode == 1
+    assert text in done.stderr
+
+
+def test_the_client_and_the_server_measure_the_same_requests(planted):
+    for side in planted.loads[0].sides:
+        for run in side.runs:
+            # The server's clock starts later and stops earlier for each of them.
+            assert run.server.client_s >= run.server.request_s
 
 
 def test_a_server_against_itself_gains_nothing(compare, plain):

@@ -24,13 +24,13 @@ SEQS = (32, 128)
 
 @pytest.fixture(
     scope="module",
-    params=[("resnet50", "float32"), ("bert-base-uncased", "bfloat16")],
+    params=[("resnet50", "float32"), ("transformers:bert-base-uncased", "bfloat16")],
     ids="-".join,
 )
 def served(request, start_on_cuda) -> tuple[Running, ServedModel]:
     """A compiled engine and its model; random weights are as fast and as large as real ones."""
     reference, dtype = request.param
-    is_text = reference.startswith("bert")
+    is_text = reference.startswith("transformers:")
     model = create(reference, name="model", weights="random", max_seq=SEQS[-1] if is_text else None)
     running = start_on_cuda(
         [model],

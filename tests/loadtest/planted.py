@@ -1,4 +1,5 @@
-"""A model with known faults: slower than `Double`, it stalls now and then, and is wrong of 13."""
+"""Models with known faults: `Planted` is slower than `Double`, stalls now and then, and is wrong of
+13; `Fickle` never answers the same twice."""
 
 from __future__ import annotations
 
@@ -32,3 +33,21 @@ class Planted(Double):
                 return torch.where(x == 13, 0, 2 * x)
 
         return ready(Faulty(), device, dtype)
+
+
+class Fickle(Double):
+    """y = 2 x at first, and then more with every call."""
+
+    def load(self, device: str, dtype: str) -> nn.Module:
+        import torch
+
+        class Growing(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.calls = 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                return self.calls * x
+
+        return ready(Growing(), device, dtype)

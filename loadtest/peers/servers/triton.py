@@ -29,7 +29,12 @@ def predict(body: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
 if __name__ == "__main__":
     # The other ports are its own defaults plus what keeps them out of the way.
     config = TritonConfig(
-        http_port=here.port, grpc_port=here.port + 1, metrics_port=here.port + 2, log_verbose=0
+        http_address="127.0.0.1",
+        grpc_address="127.0.0.1",
+        http_port=here.port,
+        grpc_port=here.port + 1,
+        metrics_port=here.port + 2,
+        log_verbose=0,
     )
     with Triton(config=config) as triton:
         triton.bind(

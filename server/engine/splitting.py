@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+WORTH_IT = 0.9
+"""Parts have to take less than this share of the whole: warm-up's timings are a few runs each."""
+
 
 def cheapest_parts(size: int, run_s: Mapping[int, float]) -> tuple[int, ...]:
-    """Sizes of the batches that run `size` samples in the least time, each padded to its bucket.
+    """Sizes of the batches that run `size` samples in clearly the least time, each padded to its
+    bucket; all in one where that is no clear gain.
 
     `run_s` has the seconds of a full bucket by its batch size; the largest is at least `size`.
     """
@@ -23,4 +27,6 @@ def cheapest_parts(size: int, run_s: Mapping[int, float]) -> tuple[int, ...]:
                 rest_s, rest = best[count - full]
                 options.append((run_s[full] + rest_s, (full, *rest)))
         best.append(min(options))
-    return best[size][1]
+    parts_s, parts = best[size]
+    whole_s = run_s[min(bucket for bucket in run_s if bucket >= size)]
+    return parts if parts_s < WORTH_IT * whole_s else (size,)

@@ -16,10 +16,15 @@ def test_where_size_costs_nothing_a_batch_is_padded_whole(size):
 
 
 @pytest.mark.parametrize(
-    ("size", "parts"), [(1, [1]), (2, [2]), (3, [1, 2]), (5, [1, 4]), (7, [1, 2, 4]), (8, [8])]
+    ("size", "parts"), [(1, [1]), (2, [2]), (3, [1, 2]), (5, [1, 4]), (6, [2, 4]), (8, [8])]
 )
 def test_where_time_grows_with_size_the_parts_fill_their_buckets(size, parts):
     assert sorted(cheapest_parts(size, IN_PROPORTION)) == parts
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_what_saves_no_more_than_timings_differ_is_not_cut(size):
+    assert cheapest_parts(size, {1: 1.0, 2: 1.9, 4: 3.6, 8: 7.1}) == (size,)
 
 
 def test_what_is_best_whole_and_padded_may_be_so_for_a_part():

@@ -101,7 +101,8 @@ class BatchingSection(Section):
     process has an equal share, so it may refuse sooner where connections fall unevenly."""
     inference_timeout_s: PositiveFloat = 60.0
     """Longest that a batch may run, in seconds. One that takes longer gets 503, and the worker is
-    started again: its device is stuck."""
+    started again: its device is stuck. An idle worker that shows no sign of life for so long, and
+    10 s at least, is started again, too."""
 
 
 class CompileSection(Section):

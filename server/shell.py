@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WORKER_STOP_S = 5.0
 ENDED_AT_ONCE = 130
+PAUSED_S = 5.0
 
 
 class Shell(LitServer):  # type: ignore[misc]
@@ -70,6 +71,7 @@ class Shell(LitServer):  # type: ignore[misc]
         self._sockets: list[socket.socket] = []
         self._children: list[Child] = []  # the worker, then the API processes
         self._stop_asked = False
+        self._looked_at = self._resumed_at = time.monotonic()
 
     def serve(self, application: ASGIApp) -> None:
         """Serve `application` until told to stop (SIGTERM, SIGINT).
@@ -178,11 +180,23 @@ class Shell(LitServer):  # type: ignore[misc]
             self._runtime.fail(MAIN, reason)
 
     def _end_stuck_worker(self) -> None:
-        """A batch cannot be interrupted, and a worker that is stuck in one may not even notice."""
+        """A batch cannot be interrupted, and a worker that is stuck in one may not even notice.
+
+        One that is stopped while it is idle is as stuck. Where this process did not run for a while
+        (Ctrl+Z) the worker did not either: its time counts from then.
+        """
+        now = time.monotonic()
+        if now - self._looked_at > PAUSED_S:
+            self._resumed_at = now
+        self._looked_at = now
         limit_s = self._settings.batching.inference_timeout_s
         worker = self._children[0].process
-        if self._journal.running_s(worker.pid) > limit_s:
-            log.error("a batch ran longer than batching.inference_timeout_s = %g s", limit_s)
+        if self._journal.is_silent(worker.pid, limit_s, self._resumed_at):
+            log.error(
+                "the worker said nothing for batching.inference_timeout_s = %g s: its batch takes "
+                "longer than that, or its process is stopped; ending it",
+                limit_s,
+            )
             self._journal.condemn()
             worker.kill()
             worker.join()

@@ -1,7 +1,8 @@
 """What is on the device right now, kept where it outlives the worker: a file in shared memory.
 
-The worker's executor writes it before each batch, which costs a microsecond. The main process reads
-how long the batch has run; the next worker reads what the one before it ended in the middle of.
+The worker's executor writes it before and after each batch, which costs a microsecond, and once a
+second while there is none. The main process reads how long it has said nothing; the next worker
+reads what the one before it ended in the middle of.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from pathlib import Path
 
 from server.config import MAX_BATCH_SIZE
 
+IDLE_S = 10.0
+
 
 class Page(ctypes.Structure):
     """The file. `count` is written last: until then there is nothing to read."""
 
     _fields_ = (
         ("count", ctypes.c_uint64),
-        ("started_at", ctypes.c_double),
+        ("heard_at", ctypes.c_double),
         ("owner", ctypes.c_uint64),
         ("stuck", ctypes.c_uint64),
         ("ids", ctypes.c_uint64 * MAX_BATCH_SIZE),
@@ -53,26 +56,34 @@ class Journal:
         page = self._page
         lost = LostBatch(tuple(page.ids[: page.count]), bool(page.stuck))
         page.count = page.stuck = 0
+        page.heard_at = 0.0
         page.owner = os.getpid()
         return lost
 
     def begin(self, ids: Sequence[int]) -> None:
         """These samples go to the device now."""
-        self._page.started_at = time.monotonic()
+        self._page.heard_at = time.monotonic()
         self._page.ids[: len(ids)] = ids
         self._page.count = len(ids)
 
     def end(self) -> None:
         """The device is free."""
         self._page.count = 0
+        self._page.heard_at = time.monotonic()
 
-    def running_s(self, owner: int | None) -> float:
-        """How long the batch of a worker, by process id, has run; 0 when it runs none."""
+    def beat(self) -> None:
+        """There is nothing to run, or it goes on as it should."""
+        self._page.heard_at = time.monotonic()
+
+    def is_silent(self, owner: int | None, limit_s: float, since: float) -> bool:
+        """Whether a worker that serves, by process id, has said nothing for `limit_s` from `since`
+        (of `time.monotonic`) on; an idle one, which speaks once a second, for `IDLE_S` at least."""
         page = self._page
-        if page.owner != owner or not page.count:
-            return 0.0
-        return time.monotonic() - float(page.started_at)
+        if page.owner != owner or not page.heard_at:
+            return False
+        silent_s = time.monotonic() - max(float(page.heard_at), since)
+        return silent_s > (limit_s if page.count else max(limit_s, IDLE_S))
 
     def condemn(self) -> None:
-        """Note that the batch on the device is why the worker will be ended."""
+        """Note that the worker is ended for its silence."""
         self._page.stuck = 1

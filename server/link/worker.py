@@ -35,7 +35,7 @@ from server.link.journal import Journal
 from server.orphans import die_with_parent
 from server.progress import progress as make_progress
 from server.runtime import Runtime
-from server.types import Arrays, Mode, ModelStatus, Reply, Sample
+from server.types import Arrays, DeviceRecord, Mode, ModelStatus, Reply, Sample
 
 if TYPE_CHECKING:
     from server.engine.engine import Engine
@@ -278,10 +278,16 @@ def make_engine(
 
         return tell
 
+    recorder = metrics.DeviceRecorder()
+
+    def on_device(now: DeviceRecord) -> None:
+        journal.beat()
+        recorder.record(now)
+
     listener = Listener(
         status=on_loop(worker.on_status),
         batch=metrics.record_batch,
-        device=metrics.DeviceRecorder().record,
+        device=on_device,
         failed=on_loop(worker.on_failed),
         device_takes=journal.begin,
         device_free=worker.on_device_free,

@@ -130,6 +130,14 @@ def test_a_batch_that_never_ends_gets_503_and_those_behind_it_their_answers(serv
     assert "batching.inference_timeout_s = 3 s" in server.log.read_text()
 
 
+def test_an_idle_worker_that_is_stopped_is_replaced_before_its_requests_are_lost(server):
+    restarts = metric(server, "gearshift_worker_restarts_total")
+    (worker,) = children(server, "worker")
+    worker.suspend()
+    assert ask(server, 20).status_code == 200
+    assert metric(server, "gearshift_worker_restarts_total") == restarts + 1
+
+
 def test_an_api_process_that_is_killed_is_replaced_and_counts_on(server):
     before = answered(server)
     for process in children(server, "api"):

@@ -187,7 +187,12 @@ class Settings(BaseSettings):
     """Least that float32 matrix products are computed in, in either mode: `highest` float32, `high`
     TF32, `medium` bfloat16, where the hardware has them."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """torch's CPU threads in the worker. 0: one for each CPU this process may use."""
+    """torch's CPU threads in each worker. 0: the CPUs this process may use, divided among the
+    workers."""
+    workers: PositiveInt = 1
+    """Worker processes, each with all models in its own memory. On CUDA they take the GPUs in turn,
+    unless `device` names one; on a CPU several with few threads may serve more than one with
+    all."""
     server: ServerSection = ServerSection()
     log: LogSection = LogSection()
     batching: BatchingSection = BatchingSection()

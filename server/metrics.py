@@ -88,15 +88,15 @@ PADDING_RATIO = Histogram(
 )
 QUEUE_DEPTH = Gauge(
     "gearshift_queue_depth",
-    "Samples that waited in the worker's queue when its last batch was done.",
+    "Samples that waited in the workers' queues when their last batches were done.",
     ["model"],
     multiprocess_mode="livesum",
 )
 LONGEST_WAIT = Gauge(
     "gearshift_queue_longest_wait_seconds",
-    "How long the oldest sample of the last batch had waited in the worker.",
+    "How long the oldest sample of the last batch had waited in the worker; the longest of all.",
     ["model", "mode"],
-    multiprocess_mode="livemostrecent",
+    multiprocess_mode="livemax",
 )
 WORKER_RESTARTS = Counter(
     "gearshift_worker_restarts_total", "Times that a worker ended and was started again."
@@ -112,7 +112,7 @@ INFLIGHT = Gauge(
 )
 DEVICE_MEMORY = Gauge(
     "gearshift_device_memory_bytes",
-    "Memory of the worker that was started for mode, by kind: weights (parameters and buffers of "
+    "Memory of a worker that was started for mode, by kind: weights (parameters and buffers of "
     "all models); and on CUDA allocated, reserved, graph_pool (part of reserved, held by CUDA "
     "graphs), peak_warmup and peak_serving (most allocated until ready and since), process (the "
     "worker's share as the driver sees it), free and total (the whole device).",
@@ -121,7 +121,7 @@ DEVICE_MEMORY = Gauge(
 )
 RESIDENT_MEMORY = Gauge(
     "gearshift_worker_resident_memory_bytes",
-    "Resident host memory of the worker process that was started for mode.",
+    "Resident host memory of the worker processes that were started for mode.",
     ["mode"],
     multiprocess_mode="livesum",
 )
@@ -215,7 +215,7 @@ MODE_ACTIVE = Gauge(
 )
 READY = Gauge(
     "gearshift_ready",
-    "1 when a model is warmed up and its worker connected in the eyes of every API process.",
+    "1 when a model is warmed up in a worker that is connected, in the eyes of every API process.",
     ["model"],
     multiprocess_mode="livemin",
 )

@@ -1,4 +1,4 @@
-"""The private directory of one running server: the worker's socket, metric files, words left
+"""The private directory of one running server: the workers' sockets, metric files, words left
 for others.
 
 Made before anything else is imported, because prometheus_client looks for its directory at import;
@@ -22,6 +22,11 @@ from server.types import Mode
 MAIN = "main"
 
 
+def worker_name(number: int) -> str:
+    """The process name of a worker: its files and words go by it."""
+    return f"worker-{number}"
+
+
 class StartupError(Exception):
     """The server could not start, or could not go on; the text says why."""
 
@@ -32,10 +37,9 @@ class Runtime:
 
     directory: Path
 
-    @property
-    def worker_socket(self) -> Path:
-        """The Unix socket that the worker listens on."""
-        return self.directory / "worker.sock"
+    def worker_socket(self, worker: str) -> Path:
+        """The Unix socket that a worker listens on."""
+        return self.directory / f"{worker}.sock"
 
     @property
     def latency(self) -> Path:
@@ -52,10 +56,9 @@ class Runtime:
         """prometheus_client's multiprocess directory."""
         return self.directory / "metrics"
 
-    @property
-    def journal(self) -> Path:
-        """What is on the device right now (see `link.journal`)."""
-        return self.directory / "journal"
+    def journal(self, worker: str) -> Path:
+        """What a worker has on its device right now (see `link.journal`)."""
+        return self.directory / f"{worker}.journal"
 
     def fail(self, process: str, reason: str) -> None:
         """Leave word why a process cannot go on; MAIN stands for the server."""
@@ -76,9 +79,13 @@ class Runtime:
         """Leave word that a process got somewhere, so that it is worth starting again."""
         self._progress(process).touch()
 
+    def has_progressed(self, process: str) -> bool:
+        """Whether that word was left."""
+        return self._progress(process).exists()
+
     def take_progress(self, process: str) -> bool:
         """Whether that word was left; it is gone then."""
-        got_somewhere = self._progress(process).exists()
+        got_somewhere = self.has_progressed(process)
         self._progress(process).unlink(missing_ok=True)
         return got_somewhere
 

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -33,10 +34,10 @@ from server.api.process import MARGIN_S, ApiProcess
 from server.config import Settings
 from server.link.client import WorkerClient
 from server.link.journal import Journal
-from server.link.worker import WorkerAPI, worker_name
+from server.link.worker import WorkerAPI
 from server.metrics import API_RESTARTS, WORKER_RESTARTS
 from server.orphans import die_with_parent
-from server.runtime import MAIN, Runtime, StartupError
+from server.runtime import MAIN, Runtime, StartupError, worker_name
 from server.supervisor import POLL_S, Child, wait_for_an_end
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,16 @@ ENDED_AT_ONCE = 130
 PAUSED_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A worker and its journal, which tells how long its batch has run."""
+
+    child: Child
+    journal: Journal
+
+
 class Shell(LitServer):  # type: ignore[misc]
-    """LitServe's server: one worker, several API processes around one application."""
+    """LitServe's server: workers, and API processes around one application."""
 
     def __init__(
         self,
@@ -60,16 +69,17 @@ class Shell(LitServer):  # type: ignore[misc]
         """`connection` makes the protocol of one HTTP connection, as uvicorn's `http` takes it."""
         super().__init__(
             WorkerAPI(settings, runtime),
-            accelerator="cpu",  # the worker picks its device itself, once torch is imported there
+            accelerator="cpu",  # a worker picks its device itself, once torch is imported there
+            workers_per_device=settings.workers,
             max_payload_size=None,
         )
         self._settings = settings
         self._runtime = runtime
         self._client = client
         self._connection = connection
-        self._journal = Journal(runtime.journal)
         self._sockets: list[socket.socket] = []
-        self._children: list[Child] = []  # the worker, then the API processes
+        self._workers: list[Watched] = []
+        self._apis: list[Child] = []
         self._stop_asked = False
         self._looked_at = self._resumed_at = time.monotonic()
 
@@ -99,7 +109,7 @@ class Shell(LitServer):  # type: ignore[misc]
                 lifespan="on",
             )
         finally:
-            for child in self._children:
+            for child in self._children():
                 child.process.kill()
                 child.process.join()
         if (reason := self._runtime.failure(MAIN)) is not None:
@@ -120,9 +130,9 @@ class Shell(LitServer):  # type: ignore[misc]
         self._shutdown_event = threading.Event()
 
     def launch_inference_worker(self, lit_api: WorkerAPI) -> list[BaseProcess]:
-        """The worker, and how to start it again."""
-        start = partial(self.launch_single_inference_worker, lit_api, 0)
-        return [self._start(worker_name(0), start, WORKER_RESTARTS).process]
+        """The first worker; the others when it is up, as they find its compiled code then."""
+        self._lit_api = lit_api
+        return [self._start_worker().process]
 
     def verify_worker_status(self) -> None:
         """Nothing to wait for: HTTP is up before the models are."""
@@ -142,64 +152,88 @@ class Shell(LitServer):  # type: ignore[misc]
         server = ApiProcess(config, self._client, self._runtime, drain_timeout_s)
         for number in range(num_uvicorn_servers):
             name = f"api-{number}"
-            self._start(name, partial(_fork, name, partial(server.run, sockets)), API_RESTARTS)
+            start = partial(_fork, name, partial(server.run, sockets))
+            self._apis.append(self._start(name, start, API_RESTARTS))
         return {}
 
     def _start_worker_monitoring(self, *_: object) -> None:
         """Watch every process until it is time to end."""
         while not self._stop_asked and self._runtime.failure(MAIN) is None:
-            self._end_stuck_worker()
-            for child in self._children:
+            if self._is_first_up():
+                while len(self._workers) < self._settings.workers:
+                    self._start_worker()
+            self._end_stuck_workers()
+            for child in self._children():
                 self._tend(child)
-            wait_for_an_end(self._children, POLL_S)
+            wait_for_an_end(self._children(), POLL_S)
         self._shutdown_event.set()
 
     def _perform_graceful_shutdown(self, *_: object) -> None:
-        worker, *apis = self._children
         for listening in self._sockets:
             listening.close()  # open here, it would take connections that nobody accepts
-        for api in apis:
+        for api in self._apis:
             api.process.terminate()
         give_up_at = time.monotonic() + self._settings.server.drain_timeout_s + 2 * MARGIN_S
-        while any(api.process.is_alive() for api in apis) and time.monotonic() < give_up_at:
-            self._end_stuck_worker()
-            self._tend(worker)  # what was admitted still needs it
-            wait_for_an_end(apis, POLL_S)
-        worker.process.terminate()
-        worker.process.join(WORKER_STOP_S)
+        while self._is_draining() and time.monotonic() < give_up_at:
+            self._end_stuck_workers()
+            for worker in self._workers:
+                self._tend(worker.child)  # what was admitted still needs it
+            wait_for_an_end(self._apis, POLL_S)
+        for worker in self._workers:
+            worker.child.process.terminate()
+        stopped_by = time.monotonic() + WORKER_STOP_S
+        for worker in self._workers:
+            worker.child.process.join(max(0.0, stopped_by - time.monotonic()))
 
     # Ours.
 
     def _start(self, name: str, start: Callable[[], BaseProcess], restarts: Counter) -> Child:
-        child = Child(name, start, self._runtime, self._settings.server.max_restarts, restarts)
-        self._children.append(child)
+        return Child(name, start, self._runtime, self._settings.server.max_restarts, restarts)
+
+    def _start_worker(self) -> Child:
+        number = len(self._workers)
+        name = worker_name(number)
+        start = partial(self.launch_single_inference_worker, self._lit_api, number)
+        child = self._start(name, start, WORKER_RESTARTS)
+        self._workers.append(Watched(child, Journal(self._runtime.journal(name))))
         return child
+
+    def _is_first_up(self) -> bool:
+        return self._runtime.has_progressed(worker_name(0))
+
+    def _children(self) -> list[Child]:
+        return [*(worker.child for worker in self._workers), *self._apis]
+
+    def _is_draining(self) -> bool:
+        return any(api.process.is_alive() for api in self._apis)
 
     def _tend(self, child: Child) -> None:
         if (reason := child.tend()) is not None:
             self._runtime.fail(MAIN, reason)
 
-    def _end_stuck_worker(self) -> None:
+    def _end_stuck_workers(self) -> None:
         """A batch cannot be interrupted, and a worker that is stuck in one may not even notice.
 
         One that is stopped while it is idle is as stuck. Where this process did not run for a while
-        (Ctrl+Z) the worker did not either: its time counts from then.
+        (Ctrl+Z) its workers did not either: their time counts from then.
         """
         now = time.monotonic()
         if now - self._looked_at > PAUSED_S:
             self._resumed_at = now
         self._looked_at = now
         limit_s = self._settings.batching.inference_timeout_s
-        worker = self._children[0].process
-        if self._journal.is_silent(worker.pid, limit_s, self._resumed_at):
-            log.error(
-                "the worker said nothing for batching.inference_timeout_s = %g s: its batch takes "
-                "longer than that, or its process is stopped; ending it",
-                limit_s,
-            )
-            self._journal.condemn()
-            worker.kill()
-            worker.join()
+        for worker in self._workers:
+            process = worker.child.process
+            if worker.journal.is_silent(process.pid, limit_s, self._resumed_at):
+                log.error(
+                    "%s said nothing for batching.inference_timeout_s = %g s: its batch takes "
+                    "longer than that, or its process is stopped; ending it",
+                    worker.child.name,
+                    limit_s,
+                )
+                worker.journal.condemn()
+                process.kill()
+                process.join()
 
 
 def _fork(name: str, target: Callable[[], None]) -> BaseProcess:

@@ -32,7 +32,7 @@ from server.config import Settings
 from server.errors import GearshiftError
 from server.exposition import Requests
 from server.link.client import WorkerClient
-from server.runtime import Runtime
+from server.runtime import Runtime, worker_name
 from server.shell import Shell
 
 PUBLISH_S = 1.0
@@ -75,12 +75,13 @@ def equip(app: FastAPI, api: Api) -> ASGIApp:
 def make_api(settings: Settings, runtime: Runtime) -> Api:
     """What the routes share, not yet connected to the worker."""
     models = make_models(settings)
-    board = Board(models)
+    workers = [worker_name(number) for number in range(settings.workers)]
+    board = Board(models, workers)
     share = settings.batching.max_queue // settings.server.api_processes
     return Api(
         settings=settings,
         models=models,
-        client=WorkerClient(runtime.worker_socket, board.on_status, board.on_lost),
+        client=WorkerClient(workers, runtime, board.on_status, board.on_lost),
         board=board,
         requests=Requests(runtime.latency, runtime.exemplars),
         pool=ThreadPoolExecutor(settings.server.preprocess_threads, "preprocess"),

@@ -1,13 +1,14 @@
-"""What this API process knows of the worker and its models, and the probes that tell it.
+"""What this API process knows of the workers and their models, and the probes that tell it.
 
-Live: the process runs. Ready: every model is warmed up and the worker is connected. Knows nothing
-of requests.
+Live: the process runs. Ready: every model is warmed up in a worker that is connected; what is shown
+of it is what the first such worker says, or the first of all while there is none. Knows nothing of
+requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,10 +22,11 @@ DONE: tuple[BucketState, ...] = ("compiled", "eager")
 
 
 class Board:
-    """The state of every model as the worker told it last."""
+    """The state of every model as the workers told it last."""
 
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], workers: Sequence[str]) -> None:
         self._models = models
+        self._told = {name: {worker: ModelStatus(name) for worker in workers} for name in models}
         self._statuses = {name: ModelStatus(name) for name in models}
         self._changed = asyncio.Event()
 
@@ -33,18 +35,25 @@ class Board:
         for status in self._statuses.values():
             record_status(status)
 
-    def on_status(self, status: ModelStatus) -> None:
-        """The worker told how a model is; its facts configure the model here before it is ready."""
+    def on_status(self, worker: str, status: ModelStatus) -> None:
+        """A worker told how a model is; its facts configure the model here before it is ready."""
         if status.state == "ready":
             self._models[status.name].configure(status.facts)
-        self._statuses[status.name] = status
-        record_status(status)
+        told = self._told[status.name]
+        told[worker] = status
+        shown = next(iter(self._ready(status.name)), next(iter(told.values())))
+        self._statuses[status.name] = shown
+        record_status(shown)
         self._changed.set()
 
-    def on_lost(self) -> None:
-        """The worker is gone: nothing is ready until it is back and says so."""
-        for status in self._statuses.values():
-            self.on_status(replace(status, state="loading", detail="the worker is restarting"))
+    def on_lost(self, worker: str) -> None:
+        """A worker is gone: nothing of it is ready until it is back and says so."""
+        for told in self._told.values():
+            lost = replace(told[worker], state="loading", detail="the worker is restarting")
+            self.on_status(worker, lost)
+
+    def _ready(self, model: str) -> list[ModelStatus]:
+        return [status for status in self._told[model].values() if status.state == "ready"]
 
     def mode(self, model: str) -> str:
         """The mode `model` is served in."""
@@ -67,8 +76,8 @@ class Board:
                 )
 
     async def shifted(self, mode: Mode) -> None:
-        """Returns once every model is served in `mode`."""
-        while any(status.mode != mode for status in self._statuses.values()):
+        """Returns once every model is served in `mode` by every worker that is ready."""
+        while any(status.mode != mode for name in self._told for status in self._ready(name)):
             self._changed.clear()
             await self._changed.wait()
 
@@ -81,7 +90,10 @@ class Board:
         """The body of `/readyz`: per model its state and progress."""
         return {
             "ready": self.ready,
-            "models": {name: _progress(status) for name, status in self._statuses.items()},
+            "models": {
+                name: {**_progress(status), **self._workers(name)}
+                for name, status in self._statuses.items()
+            },
         }
 
     def info(self) -> dict[str, Any]:
@@ -92,10 +104,15 @@ class Board:
                 {
                     **{key: value for key, value in asdict(status).items() if key != "facts"},
                     "random_weights": self._models[name].random_weights,
+                    **self._workers(name),
                 }
                 for name, status in self._statuses.items()
             ],
         }
+
+    def _workers(self, model: str) -> dict[str, int]:
+        told = self._told[model]
+        return {"workers_ready": len(self._ready(model)), "workers_total": len(told)}
 
 
 def _progress(status: ModelStatus) -> dict[str, Any]:

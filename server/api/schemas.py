@@ -254,6 +254,7 @@ def _status_schemas() -> Schema:
     )
     known = status["properties"]
     told = {key: schema for key, schema in known.items() if key != "facts"}
+    workers: dict[str, Schema] = {"workers_ready": _INTEGER, "workers_total": _INTEGER}
     progress = _object(
         state=known["state"],
         mode=known["mode"],
@@ -262,10 +263,11 @@ def _status_schemas() -> Schema:
         buckets_total=_INTEGER,
         served_eager=_map_of({"type": ["string", "null"]}),
         partly_compiled=_map_of(_STRING),
+        **workers,
     )
     return {
         **status["$defs"],
-        "Model": _object(**told, random_weights=_BOOLEAN),
+        "Model": _object(**told, random_weights=_BOOLEAN, **workers),
         "Info": _object(version=_STRING, models=_array_of(_ref("schemas", "Model"))),
         "Readiness": _object(ready=_BOOLEAN, models=_map_of(progress)),
     }

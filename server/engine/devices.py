@@ -28,6 +28,14 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
+def device_of(wanted: str, worker: int) -> str:
+    """The device of a worker, by its number: where `wanted` names no particular GPU, they take the
+    GPUs in turn."""
+    is_any = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    index = worker % max(1, torch.cuda.device_count()) if is_any else 0
+    return f"cuda:{index}" if index else wanted
+
+
 def require_alive(device: torch.device) -> None:
     """Raises DeviceLost after a sticky CUDA error: from then on every call of this process fails.
 

@@ -43,10 +43,15 @@ def prepare_environment(settings: Settings) -> None:
     inductor = Path("/") if cache is None else _make(cache / "inductor")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cpu_count()))
-    os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_count())
+    os.environ["OMP_NUM_THREADS"] = str(thread_count(settings))
     os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
     # Some of torch's modules ask getpass for a user, which fails for a uid without a name.
     os.environ.setdefault("USER", f"uid-{os.getuid()}")
+
+
+def thread_count(settings: Settings) -> int:
+    """torch's CPU threads in each worker."""
+    return settings.threads or max(1, cpu_count() // settings.workers)
 
 
 def cache_directory(settings: Settings) -> Path | None:
@@ -124,7 +129,7 @@ def configure_thread(settings: Settings) -> None:
     import torch
     import torch._dynamo.config
 
-    torch.set_num_threads(settings.threads or cpu_count())
+    torch.set_num_threads(thread_count(settings))
     torch.set_grad_enabled(False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT

@@ -1,10 +1,11 @@
-"""The API process's end of the link: a connection to the worker that comes back by itself.
+"""The API process's end of the link: a connection to each worker that comes back by itself.
 
-Samples out, replies in. A worker that ends takes no sample with it: each is kept until it is
-answered and sent again once its model is ready again. Samples that were on the device when the
-worker ended may be why it did: they are sent to run alone, and one that was there when a worker
-ended twice gets an error. If the device was stuck, those on it are not tried again at all: others
-have waited long enough. Knows no HTTP and no engine.
+Samples out, replies in. A request goes whole to the worker that owes this process the fewest
+answers. A worker that ends takes no sample with it: each is kept until it is answered, and sent
+again to another worker that is ready, or to the first that is. Samples that were on the device when
+their worker ended may be why it did: they are sent to run alone, and one that was there when
+workers ended twice gets an error. If the device was stuck, those on it are not tried again at all:
+others have waited long enough. Knows no HTTP and no engine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from server.errors import (
     DeadlineExceeded,
@@ -27,7 +28,8 @@ from server.errors import (
 )
 from server.link import messages
 from server.link.channel import Channel, Header
-from server.link.journal import LostBatch
+from server.link.journal import Journal, LostBatch
+from server.runtime import Runtime
 from server.types import Arrays, Mode, ModelStatus, Reply, Sample
 
 RECONNECT_S = 0.05
@@ -43,6 +45,7 @@ class Asked:
     model: str
     sample: Sample
     future: asyncio.Future[Reply]
+    link: Link | None = None
     deaths: int = 0
 
     def fail(self, error: GearshiftError) -> None:
@@ -51,38 +54,63 @@ class Asked:
             self.future.set_exception(error)
 
 
+class Link:
+    """One worker as this process sees it: the connection, and what was sent there for an answer."""
+
+    def __init__(self, worker: str, runtime: Runtime) -> None:
+        self.worker = worker
+        self.path = runtime.worker_socket(worker)
+        self.journal = Journal(runtime.journal(worker))
+        self.channel: Channel | None = None
+        self.ready: set[str] = set()
+        self.sent: dict[int, Asked] = {}
+        self.closed = asyncio.Event()
+        self.process: int | None = None
+        self.counted: int | None = None  # the process whose end was counted last
+
+    def send(self, header: Header, tensors: Arrays | None = None) -> None:
+        assert self.channel is not None, "a model is ready on a connection"
+        self.channel.send(header, tensors)
+
+
 class WorkerClient:
-    """Talks to the worker that listens on the Unix socket `path`."""
+    """Talks to the workers of a server, by name."""
 
     def __init__(
-        self, path: Path, on_status: Callable[[ModelStatus], None], on_lost: Callable[[], None]
+        self,
+        workers: Sequence[str],
+        runtime: Runtime,
+        on_status: Callable[[str, ModelStatus], None],
+        on_lost: Callable[[str], None],
     ) -> None:
-        self._path = path
+        """`on_status` is told of every status of a worker, `on_lost` of every one that is gone."""
+        self._links = [Link(worker, runtime) for worker in workers]
         self._on_status = on_status
         self._on_lost = on_lost
         self._ids = itertools.count()
-        self._waiting: dict[int, Asked] = {}
-        self._channel: Channel | None = None
-        self._ready: set[str] = set()
-        self._closed = asyncio.Event()
+        self._kept: dict[int, Asked] = {}  # waiting for a worker
         self._abandoned = False
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a worker at the other end."""
-        return self._channel is not None
-
     async def stay_connected(self) -> None:
-        """Connect, and connect again whenever the worker went away; runs until cancelled."""
-        loop = asyncio.get_running_loop()
-        # The journal outlives both ends: no two samples of a server have the same id.
+        """Connect, and connect again whenever a worker went away; runs until cancelled."""
+        # The journals outlive both ends: no two samples of a server have the same id.
         self._ids = itertools.count(os.getpid() << 32)
+        async with asyncio.TaskGroup() as group:
+            for link in self._links:
+                group.create_task(self._keep(link))
+
+    async def _keep(self, link: Link) -> None:
+        def make() -> Channel:
+            return Channel(
+                partial(self._on_open, link),
+                lambda _, header, tensors: self._on_frame(link, header, tensors),
+                lambda _: self._on_close(link),
+            )
+
         while True:
             with suppress(OSError):  # not there yet, or being restarted: tried again below
-                await loop.create_unix_connection(
-                    lambda: Channel(self._on_open, self._on_frame, self._on_close), str(self._path)
-                )
-                await self._closed.wait()
+                await asyncio.get_running_loop().create_unix_connection(make, str(link.path))
+                await link.closed.wait()
             await asyncio.sleep(RECONNECT_S)
 
     async def run(self, model: str, samples: Sequence[Sample]) -> list[Reply]:
@@ -95,9 +123,7 @@ class WorkerClient:
             raise _shutting_down()
         loop = asyncio.get_running_loop()
         group = [Asked(next(self._ids), model, one, loop.create_future()) for one in samples]
-        self._waiting.update((asked.id, asked) for asked in group)
-        if model in self._ready:
-            self._send(group)
+        self._send(group)
         timer = loop.call_later(samples[0].deadline - time.monotonic(), self._expire, group)
         try:
             return [await asked.future for asked in group]
@@ -107,56 +133,64 @@ class WorkerClient:
                 self._forget(asked)
 
     def shift(self, mode: Mode) -> None:
-        """Ask the worker to run in another mode; its models' status tells when it does."""
-        if self._channel is None:
+        """Ask the workers to run in another mode; their models' status tells when they do."""
+        connected = [link for link in self._links if link.channel is not None]
+        if not connected:
             raise Unavailable("no worker is connected", retry_after_s=1)
-        self._channel.send(messages.shift(mode))
+        for link in connected:
+            link.send(messages.shift(mode))
 
     def abandon(self) -> None:
         """Answer whatever still waits: the server ends."""
         self._abandoned = True
-        for asked in self._waiting.values():
-            asked.fail(_shutting_down())
+        for waiting in (self._kept, *(link.sent for link in self._links)):
+            for asked in waiting.values():
+                asked.fail(_shutting_down())
 
     def _send(self, group: Sequence[Asked]) -> None:
-        assert self._channel is not None, "a model is ready on a connection"
+        """To the worker that has the least to do here; kept where none is ready."""
+        model = group[0].model
+        ready = [link for link in self._links if model in link.ready]
+        link = min(ready, key=lambda one: len(one.sent), default=None)
         for asked in group:
-            header = messages.run(
-                asked.id,
-                asked.model,
-                asked.sample,
-                more=asked is not group[-1],
-                alone=asked.deaths > 0,
-            )
-            self._channel.send(header, asked.sample.inputs)
+            asked.link = link
+            if link is None:
+                self._kept[asked.id] = asked
+                continue
+            link.sent[asked.id] = asked
+            more, alone = asked is not group[-1], asked.deaths > 0
+            header = messages.run(asked.id, model, asked.sample, more=more, alone=alone)
+            link.send(header, asked.sample.inputs)
 
     def _forget(self, asked: Asked) -> None:
         if asked.future.done() and not asked.future.cancelled():
             asked.future.exception()  # else asyncio logs an error that was answered by another's
-        if self._waiting.pop(asked.id, None) is not None and asked.model in self._ready:
-            assert self._channel is not None, "a model is ready on a connection"
-            self._channel.send(messages.cancel(asked.id))
+        if asked.link is None:
+            self._kept.pop(asked.id, None)
+        elif asked.link.sent.pop(asked.id, None) is not None:
+            asked.link.send(messages.cancel(asked.id))
 
     def _expire(self, group: Sequence[Asked]) -> None:
         for asked in group:
-            if asked.model in self._ready:
+            if asked.link is not None:
                 asked.fail(DeadlineExceeded("no answer within the request's deadline"))
             else:
                 late = "the worker process ended and was not back within the request's deadline"
                 asked.fail(Unavailable(late, RETRY_AFTER_S))
 
-    def _on_open(self, channel: Channel) -> None:
-        self._channel = channel
-        self._closed.clear()
+    def _on_open(self, link: Link, channel: Channel) -> None:
+        link.channel = channel
+        link.closed.clear()
 
-    def _on_frame(self, _: Channel, header: Header, tensors: Arrays) -> None:
+    def _on_frame(self, link: Link, header: Header, tensors: Arrays) -> None:
         if header["kind"] == "status":
-            self._hear(messages.read_status(header))
+            self._hear(link, messages.read_status(header))
             return
-        if header["kind"] == "lost":
-            self._count_deaths(messages.read_lost(header))
+        if header["kind"] == "hello":
+            link.process, lost = messages.read_hello(header)
+            self._count_deaths(link, lost)
             return
-        asked = self._waiting.pop(header["id"], None)
+        asked = link.sent.pop(header["id"], None)
         if asked is None or asked.future.done():
             return  # withdrawn, or past its deadline: nobody waits for it
         if header["kind"] == "reply":
@@ -164,32 +198,52 @@ class WorkerClient:
         else:
             asked.future.set_exception(messages.read_error(header))
 
-    def _hear(self, status: ModelStatus) -> None:
-        self._on_status(status)
-        if status.state != "ready" or status.name in self._ready:
-            return
-        self._ready.add(status.name)
-        kept = [
-            asked
-            for asked in self._waiting.values()
-            if asked.model == status.name and not asked.future.done()
-        ]
-        self._send(kept)
+    def _hear(self, link: Link, status: ModelStatus) -> None:
+        self._on_status(link.worker, status)
+        if status.state == "ready" and status.name not in link.ready:
+            link.ready.add(status.name)
+            self._send_kept()
 
-    def _count_deaths(self, lost: LostBatch) -> None:
-        for asked in (self._waiting[id_] for id_ in lost.ids if id_ in self._waiting):
+    def _on_close(self, link: Link) -> None:
+        # Read here rather than told by the next worker of that name, as another one gets its
+        # samples now and must not be ended by the same. Where the next one was faster, it tells.
+        lost = link.journal.read()
+        link.channel = None
+        link.ready.clear()
+        link.closed.set()
+        for asked in link.sent.values():
+            asked.link = None
+        self._kept |= link.sent
+        link.sent = {}
+        if lost.owner == link.process:
+            self._count_deaths(link, lost)
+        self._on_lost(link.worker)
+        self._send_kept()
+
+    def _send_kept(self) -> None:
+        """Whatever was kept, if there is a worker for it now."""
+        kept, self._kept = self._kept, {}
+        groups: dict[str, list[Asked]] = {}
+        for asked in kept.values():
+            if asked.future.done():
+                continue
+            groups.setdefault(asked.model, []).append(asked)
+        for group in groups.values():
+            self._send(group)
+
+    def _count_deaths(self, link: Link, lost: LostBatch) -> None:
+        if link.counted == lost.owner:
+            return
+        link.counted = lost.owner
+        waiting = [self._kept, *(other.sent for other in self._links)]
+        found = [there[id_] for id_ in lost.ids for there in waiting if id_ in there]
+        for asked in found:
             asked.deaths += 1
             if lost.stuck:
                 stuck = "the batch ran longer than batching.inference_timeout_s"
                 asked.fail(Unavailable(stuck, RETRY_AFTER_S))
             elif asked.deaths == MOST_DEATHS:
-                asked.fail(InferenceFailed("the worker process ended twice while it ran this"))
-
-    def _on_close(self, _: Channel) -> None:
-        self._channel = None
-        self._ready.clear()
-        self._closed.set()
-        self._on_lost()
+                asked.fail(InferenceFailed("worker processes ended twice while they ran this"))
 
 
 def _shutting_down() -> ShuttingDown:

@@ -34,11 +34,12 @@ class Page(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LostBatch:
-    """The ids of the samples that were on the device when the worker ended.
+    """The ids of the samples that were on the device when the worker, process `owner`, ended.
 
     `stuck`: it was ended because they ran for too long.
     """
 
+    owner: int
     ids: tuple[int, ...]
     stuck: bool
 
@@ -53,12 +54,16 @@ class Journal:
 
     def take_over(self) -> LostBatch:
         """For a new worker: what the one before ended in the middle of."""
-        page = self._page
-        lost = LostBatch(tuple(page.ids[: page.count]), bool(page.stuck))
+        lost, page = self.read(), self._page
         page.count = page.stuck = 0
         page.heard_at = 0.0
         page.owner = os.getpid()
         return lost
+
+    def read(self) -> LostBatch:
+        """What a worker that has just ended was in the middle of."""
+        page = self._page
+        return LostBatch(int(page.owner), tuple(page.ids[: page.count]), bool(page.stuck))
 
     def begin(self, ids: Sequence[int]) -> None:
         """These samples go to the device now."""

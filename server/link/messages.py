@@ -1,7 +1,7 @@
 """What the two sides say to each other: each message to a frame's header and back.
 
     API process -> worker    run, cancel, shift
-    worker -> API process    reply, error, status, lost
+    worker -> API process    hello, status, reply, error
 
 Knows the words, not the socket.
 """
@@ -83,14 +83,21 @@ def read_error(header: Header) -> GearshiftError:
     return by_name(header["error"])(header["detail"], header["retry_after_s"])
 
 
-def lost(batch: LostBatch) -> Header:
-    """Header of the frame that tells what was on the device when the worker before ended."""
-    return {"kind": "lost", "ids": batch.ids, "stuck": batch.stuck}
+def hello(process: int, batch: LostBatch) -> Header:
+    """Header of the first frame of a worker: its process id, and what was on the device when the
+    one before it ended."""
+    return {
+        "kind": "hello",
+        "process": process,
+        "owner": batch.owner,
+        "ids": batch.ids,
+        "stuck": batch.stuck,
+    }
 
 
-def read_lost(header: Header) -> LostBatch:
-    """The batch of a `lost` frame."""
-    return LostBatch(tuple(header["ids"]), header["stuck"])
+def read_hello(header: Header) -> tuple[int, LostBatch]:
+    """The process id and the batch of a `hello` frame."""
+    return header["process"], LostBatch(header["owner"], tuple(header["ids"]), header["stuck"])
 
 
 def status(model: ModelStatus) -> Header:

@@ -34,7 +34,7 @@ from server.link.channel import Channel, Header
 from server.link.journal import Journal
 from server.orphans import die_with_parent
 from server.progress import progress as make_progress
-from server.runtime import Runtime
+from server.runtime import Runtime, worker_name
 from server.types import Arrays, DeviceRecord, Mode, ModelStatus, Reply, Sample
 
 if TYPE_CHECKING:
@@ -70,17 +70,14 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
     def __call__(self, lit_api: WorkerAPI, device: str, worker_id: int, *_: Any) -> None:
         # Files of metrics and words for the main process go by it; LitServe calls every worker the
         # same.
-        multiprocessing.current_process().name = worker_name(worker_id)
+        name = worker_name(worker_id)
+        multiprocessing.current_process().name = name
         # A terminal's Ctrl+C goes to every process; the main process decides when the worker ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent()
-        logs.configure(lit_api.settings.log, "worker")
-        uvloop.run(Worker(lit_api.settings, lit_api.runtime).run())
-
-
-def worker_name(worker_id: int) -> str:
-    """The process name of a worker."""
-    return f"worker-{worker_id}"
+        settings = lit_api.settings
+        logs.configure(settings.log, "worker" if settings.workers == 1 else name)
+        uvloop.run(Worker(settings, lit_api.runtime, worker_id).run())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +91,9 @@ class Arrived:
 class Worker:
     """Serves the API processes that connect, from one engine. Lives on the event loop."""
 
-    def __init__(self, settings: Settings, runtime: Runtime) -> None:
-        self._name = multiprocessing.current_process().name
+    def __init__(self, settings: Settings, runtime: Runtime, number: int) -> None:
+        self._name = worker_name(number)
+        self._number = number
         self._settings = settings
         self._runtime = runtime
         self._models = list(make_models(settings).values())
@@ -105,14 +103,14 @@ class Worker:
         self._arrived: defaultdict[str, list[Arrived]] = defaultdict(list)
         self._running: dict[tuple[Channel, int], Future[Reply]] = {}
         self._compiling: dict[str, tuple[str, asyncio.TimerHandle]] = {}
-        self._journal = Journal(runtime.journal)
+        self._journal = Journal(runtime.journal(self._name))
         self._lost = self._journal.take_over()
         self._engine: Engine | None = None
 
     async def run(self) -> None:
         """Listen, start the engine, serve until SIGTERM: the main process ends or is gone."""
         loop = asyncio.get_running_loop()
-        path = self._runtime.worker_socket
+        path = self._runtime.worker_socket(self._name)
         path.unlink(missing_ok=True)
         loop.add_signal_handler(signal.SIGTERM, self._end)
         async with await loop.create_unix_server(self._accept, str(path)):
@@ -120,6 +118,7 @@ class Worker:
                 make_engine,
                 self._models,
                 self._settings,
+                self._number,
                 self,
                 loop,
                 self._journal,
@@ -192,8 +191,7 @@ class Worker:
 
     def _on_open(self, channel: Channel) -> None:
         self._peers.add(channel)
-        if self._lost.ids:
-            channel.send(messages.lost(self._lost))
+        channel.send(messages.hello(os.getpid(), self._lost))
         for status in self._statuses.values():
             channel.send(messages.status(status))
 
@@ -264,12 +262,14 @@ class Worker:
 def make_engine(
     models: Sequence[ServedModel],
     settings: Settings,
+    number: int,
     worker: Worker,
     loop: asyncio.AbstractEventLoop,
     journal: Journal,
     runtime: Runtime,
 ) -> Engine:
     """The engine, telling the worker on `loop`. Imports torch: seconds, so not on the loop."""
+    from server.engine.devices import device_of
     from server.engine.engine import Engine, Listener
 
     def on_loop(call: Callable[[Told], None]) -> Callable[[Told], None]:
@@ -292,4 +292,5 @@ def make_engine(
         device_takes=journal.begin,
         device_free=worker.on_device_free,
     )
+    settings = settings.model_copy(update={"device": device_of(settings.device, number)})
     return Engine(models, settings, listener, runtime.given_up(), runtime.shifted())

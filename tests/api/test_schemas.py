@@ -128,7 +128,7 @@ def test_an_answer_has_the_fields_and_headers_it_is_said_to_have():
 
 
 def test_the_probes_have_the_fields_they_are_said_to_have():
-    board = Board({model.name: model for model in MODELS})
+    board = Board({model.name: model for model in MODELS}, ["worker-0"])
     assert list(board.readiness()) == SCHEMAS["Readiness"]["required"]
     progress = SCHEMAS["Readiness"]["properties"]["models"]["additionalProperties"]
     assert all(

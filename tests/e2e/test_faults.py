@@ -138,6 +138,32 @@ def test_an_idle_worker_that_is_stopped_is_replaced_before_its_requests_are_lost
     assert metric(server, "gearshift_worker_restarts_total") == restarts + 1
 
 
+def test_of_two_workers_one_answers_while_the_other_starts_again(launch):
+    server = launch("--workers", "2")
+    wait_until(lambda: workers_ready(server) == 2)
+    first, _ = children(server, "worker")
+    with in_flight(server, range(20, 20 + IN_FLIGHT)) as sent:
+        first.kill()
+        wait_until(lambda: workers_ready(server) == 1)
+        assert server.status("/readyz") == 200
+        assert ask(server, 1).json()["prediction"] == [2, 0, 0, 0]
+        assert workers_ready(server) == 1
+    assert outcomes(sent) == [200] * IN_FLIGHT
+    wait_until(lambda: workers_ready(server) == 2)
+    both = children(server, "worker")
+    # What kills one is sent to the other alone, and then no further.
+    with in_flight(server, [20, 13, 21, 22, 23, 24]) as sent:
+        pass
+    assert outcomes(sent) == [200, 500, 200, 200, 200, 200]
+    wait_until(lambda: workers_ready(server) == 2)
+    assert not set(both) & set(children(server, "worker"))
+
+
+def workers_ready(server) -> int:
+    told = server.http.get("/readyz").json()["models"]
+    return next(iter(told.values()))["workers_ready"]
+
+
 def test_an_api_process_that_is_killed_is_replaced_and_counts_on(server):
     before = answered(server)
     for process in children(server, "api"):

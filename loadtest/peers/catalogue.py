@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from loadtest.closed_loop import Request
 from loadtest.peers.workloads import Payload, Workload
 
 BATCH = 8
+CORES = len(os.sched_getaffinity(0))
 
 Command = Callable[[int, Workload, int], list[str]]
 
@@ -35,13 +37,14 @@ class Peer:
     ours: bool = False
 
 
-def _gearshift(mode: str) -> Command:
+def _gearshift(mode: str, workers: int) -> Command:
     def command(port: int, workload: Workload, _: int) -> list[str]:
         flags = {
             "port": port,
             "mode": mode,
             "model": f"{workload.name}={workload.model}",
             "threads": 1,
+            "workers": workers,
         }
         if workload.weights != "default":
             flags["weights"] = workload.weights
@@ -105,19 +108,22 @@ def _kserve_answer(body: bytes) -> Any:
     return json.loads(json.loads(body)["outputs"][0]["data"][0])
 
 
-def _ours(mode: str) -> Peer:
+def _ours(mode: str, workers: int = 1) -> Peer:
+    several = f" --workers {workers}" if workers > 1 else ""
     return Peer(
-        name=f"Gearshift {mode}",
-        command=_gearshift(mode),
+        name=f"Gearshift {mode}" + (f", {workers} workers" if workers > 1 else ""),
+        command=_gearshift(mode, workers),
         request=plain,
         answer=_prediction,
-        note=f"`serve --mode {mode} --threads 1`, else its defaults",
+        note=f"`serve --mode {mode} --threads 1{several}`, else its defaults",
         environment={"GEARSHIFT_CONFIG": "/dev/null"},
         ours=True,
     )
 
 
 EAGER, COMPILED = _ours("eager"), _ours("compiled")
+# As FastAPI's thread pool uses every core.
+EVERY_CORE = [_ours(mode, CORES) for mode in ("eager", "compiled")] if CORES > 1 else []
 STARLETTE = Peer(
     name="Starlette",
     command=_program("starlette"),
@@ -168,4 +174,4 @@ TRITON = Peer(
     environment={"LD_LIBRARY_PATH": sysconfig.get_config_var("LIBDIR")},
 )
 
-COMPARED = (EAGER, COMPILED, FASTAPI, LITSERVE, MOSEC, RAY, TRITON)
+COMPARED = (EAGER, COMPILED, *EVERY_CORE, FASTAPI, LITSERVE, MOSEC, RAY, TRITON)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import httpx
+import psutil
 import pytest
 
 from tests.e2e.test_requests import metric
@@ -19,10 +23,10 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(start, tmp_path_factory):
-    """Compiled, with both keys, and two API processes of which any may be asked."""
+    """Compiled, with both keys, two workers, and two API processes of which any may be asked."""
     file = tmp_path_factory.mktemp("keys") / "config.toml"
     file.write_text(f'[server]\napi_key = "{KEY}"\nadmin_key = "{ADMIN_KEY}"\napi_processes = 2')
-    server = start("--config", str(file), *DOUBLE, "--mode", "compiled")
+    server = start("--config", str(file), *DOUBLE, "--mode", "compiled", "--workers", "2")
     server.http.headers.update(bearer(KEY))
     return server
 
@@ -86,6 +90,35 @@ def test_only_the_admin_key_shifts_and_only_to_a_mode(server):
         answer = shift(server, wrong)
         assert (answer.status_code, "eager" in answer.json()["detail"]) == (422, True)
     assert served_in(server) == {"compiled"}
+
+
+def test_a_shift_holds_for_every_worker_and_for_one_that_starts_again(server):
+    wait_for_workers(server, 2)
+    assert shift(server, "eager").status_code == 200
+    first, second = workers(server)
+    for worker in (first, second):  # the other one answers meanwhile
+        worker.kill()
+        wait_for_workers(server, 1)
+        assert served_in(server) == {"eager"}
+        wait_for_workers(server, 2)
+    assert served_in(server) == {"eager"}
+    assert shift(server, "compiled").status_code == 200
+
+
+def workers(server) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def wait_for_workers(server, count: int) -> None:
+    """Until each API process says so: either may answer."""
+    deadline = time.monotonic() + 60
+    seen = 0
+    while seen < 8:
+        told = httpx.get(server.http.base_url.join("/readyz")).json()["models"]["double"]
+        seen = seen + 1 if told["workers_ready"] == count else 0
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_without_an_admin_key_there_are_no_admin_routes_and_eager_cannot_shift_up(start, tmp_path):

@@ -6,6 +6,7 @@ time: first with an empty `compile.cache_dir`, then again with what that left th
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ READY_S = 1800.0
 
 def main() -> int:
     """Start each model twice and print a table."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is ended
     image, text = (WORKLOADS[name].payloads()[0] for name in ("image", "text"))
     first = {
         "efficientnet-lite0": plain(image),

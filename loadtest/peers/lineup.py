@@ -5,11 +5,14 @@ A peer that does not install or start here is left out, with the reason.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from urllib.request import urlopen
 
 from loadtest.peers.catalogue import Peer
 from loadtest.peers.environments import CACHE, NotInstalled, python_with
@@ -43,6 +46,8 @@ def lined_up(peers: Sequence[Peer], workload: Workload, batch: int) -> Iterator[
                 server = _start(peer, workload, batch, running)
                 requests = [peer.request(payload) for payload in payloads]
                 server.wait_ready(requests[0], READY_S)
+                if peer.ours:  # it answers with its first worker, and is paused from here on
+                    server.wait_until(partial(_is_complete, server.port), READY_S)
             except (NotInstalled, RuntimeError) as error:
                 line_up.left_out[peer.name] = str(error)
                 say(f"{peer.name}: left out: {error}")
@@ -74,6 +79,12 @@ def _start(peer: Peer, workload: Workload, batch: int, running: ExitStack) -> Se
     log = CACHE / f"{peer.name.replace(' ', '-').lower()}.log"
     command = [str(python), *peer.command(port, workload, batch)]
     return running.enter_context(ServerProcess(command, port, log, peer.environment))
+
+
+def _is_complete(port: int) -> bool:
+    with urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+        models = json.load(answer)["models"].values()
+    return all(model["workers_ready"] == model["workers_total"] for model in models)
 
 
 def _judge(peer: Peer, workload: Workload, expected: Sequence[Numbers]) -> IsRight:

@@ -72,6 +72,7 @@ class Channel(asyncio.Protocol):
         self._on_frame = on_frame
         self._on_close = on_close
         self._received = bytearray()
+        self._is_flush_due = False
         self._lock = threading.Lock()  # of all below
         self._outgoing: list[bytes | memoryview] = []
         self._clogged = False  # what is outgoing is left to the loop
@@ -80,9 +81,14 @@ class Channel(asyncio.Protocol):
 
     def send(self, header: Mapping[str, Any], tensors: Arrays | None = None) -> None:
         """Send one frame, from the event loop; frames of one turn leave in one system call."""
-        if not self._outgoing:
-            self._loop.call_soon(self.flush)
         self.put(header, tensors)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_flush_due = False
+        self.flush()
 
     def put(self, header: Mapping[str, Any], tensors: Arrays | None = None) -> None:
         """One frame that leaves with the next `flush`.

@@ -149,6 +149,7 @@ class Worker:
         if all(status.state == "ready" for status in self._statuses.values()):
             self._progress.close()
             self._got_somewhere()
+            self._catch_up()
 
     def _got_somewhere(self) -> None:
         self._runtime.progress(self._name)
@@ -200,8 +201,9 @@ class Worker:
         for group in self._arrived.values():
             group[:] = [arrived for arrived in group if arrived.channel is not channel]
         for peer, request in list(self._running):
-            if peer is channel:
-                self._running.pop((peer, request)).cancel()
+            # None where the executor answered it just now.
+            if peer is channel and (running := self._running.pop((peer, request), None)):
+                running.cancel()
 
     def _on_frame(self, channel: Channel, header: Header, tensors: Arrays) -> None:
         if header["kind"] == "run":
@@ -215,9 +217,18 @@ class Worker:
             running.cancel()
 
     def _shift(self, mode: Mode) -> None:
-        assert self._engine is not None, "API processes ask only for models that are ready"
         self._runtime.shift(mode)
-        self._engine.set_mode(mode)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Run in the mode that was asked for last, maybe while this worker was coming up."""
+        wanted = self._runtime.shifted()
+        statuses = self._statuses.values()
+        if wanted is None or any(status.state != "ready" for status in statuses):
+            return  # comes again when they are
+        assert self._engine is not None, "it told that they are"
+        if any(status.mode != wanted for status in statuses):
+            self._engine.set_mode(wanted)
 
     def _submit_arrived(self) -> None:
         """All that came in one turn of the event loop, so that it can run in one batch."""
@@ -251,6 +262,7 @@ class Worker:
         else:
             assert isinstance(error, GearshiftError), "the engine answers with errors of the tree"
             channel.put(messages.error(request, error))
+            channel.flush()  # it may have failed in the queue, with no batch to follow
 
     def on_device_free(self) -> None:
         """A batch is answered: let the answers leave."""

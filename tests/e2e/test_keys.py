@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import httpx
 import psutil
@@ -105,6 +106,30 @@ def test_a_shift_holds_for_every_worker_and_for_one_that_starts_again(server):
     assert shift(server, "compiled").status_code == 200
 
 
+def test_a_shift_while_a_worker_warms_up_holds_for_it_too(server):
+    wait_for_workers(server, 2)
+    first, second = workers(server)
+    warming = server.log.read_text().count("warming up")
+    first.kill()
+    wait_until(lambda: server.log.read_text().count("warming up") > warming)
+    assert shift(server, "eager").status_code == 200
+    wait_for_workers(server, 2)
+    second.kill()  # so that the other one alone answers
+    wait_for_workers(server, 1)
+    assert served_in(server) == {"eager"}
+    wait_for_workers(server, 2)
+    assert shift(server, "compiled").status_code == 200
+    assert served_in(server) == {"compiled"}
+    assert "Traceback" not in server.log.read_text()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def workers(server) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children()
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
@@ -112,13 +137,12 @@ def workers(server) -> list[psutil.Process]:
 
 def wait_for_workers(server, count: int) -> None:
     """Until each API process says so: either may answer."""
-    deadline = time.monotonic() + 60
-    seen = 0
-    while seen < 8:
-        told = httpx.get(server.http.base_url.join("/readyz")).json()["models"]["double"]
-        seen = seen + 1 if told["workers_ready"] == count else 0
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+
+    def all_say_so() -> bool:
+        told = [httpx.get(server.http.base_url.join("/readyz")).json() for _ in range(8)]
+        return {one["models"]["double"]["workers_ready"] for one in told} == {count}
+
+    wait_until(all_say_so)
 
 
 def test_without_an_admin_key_there_are_no_admin_routes_and_eager_cannot_shift_up(start, tmp_path):

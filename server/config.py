@@ -191,8 +191,7 @@ class Settings(BaseSettings):
     workers."""
     workers: PositiveInt = 1
     """Worker processes, each with all models in its own memory. On CUDA they take the GPUs in turn,
-    unless `device` names one; on a CPU several with few threads may serve more than one with
-    all."""
+    unless `device` names one; on a CPU they share its cores."""
     server: ServerSection = ServerSection()
     log: LogSection = LogSection()
     batching: BatchingSection = BatchingSection()

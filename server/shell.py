@@ -159,9 +159,8 @@ class Shell(LitServer):  # type: ignore[misc]
     def _start_worker_monitoring(self, *_: object) -> None:
         """Watch every process until it is time to end."""
         while not self._stop_asked and self._runtime.failure(MAIN) is None:
-            if self._is_first_up():
-                while len(self._workers) < self._settings.workers:
-                    self._start_worker()
+            if len(self._workers) < self._settings.workers and self._is_first_up():
+                self._start_worker()
             self._end_stuck_workers()
             for child in self._children():
                 self._tend(child)

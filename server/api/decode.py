@@ -44,11 +44,10 @@ class Body:
     content_type: str
     data: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    media_type: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        media_type = self.content_type.partition(";")[0].strip().lower()
-        object.__setattr__(self, "media_type", media_type)
+    @property
+    def media_type(self) -> str:
+        return self.content_type.partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
     admission -> read -> decode, preprocess -> worker -> postprocess, encode
 
-`/predict` is plain ASGI, the others are raw Starlette routes: FastAPI's machinery costs a tenth of
-a millisecond a request, Starlette's requests and responses half of that. Every request ends in
-exactly one outcome, counted here, and every error becomes problem+json here.
+`/predict` is plain ASGI, as the objects of FastAPI and Starlette cost a small request more than
+they give it; the others are raw Starlette routes. Every request ends in exactly one outcome,
+counted here, and every error becomes problem+json here.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def compare(eager: Arrays, compiled: Arrays, truth: Arrays | None, precision: Pr
 
 
 def compare_closely(eager: Arrays, compiled: Arrays, precision: Precision) -> Parity:
-    """Without the truth, but a tenth of the tolerance: whatever passes here is also near enough to
-    the truth, wherever that is."""
+    """Without the truth, but a tenth of the tolerance. Each element is then no further from the
+    truth than eager's own error and that tenth (triangle inequality): `compare` allows more."""
     rule = RULES[precision]
     return _compare(eager, compiled, None, replace(rule, tolerance=rule.tolerance / 10))
 

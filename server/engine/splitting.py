@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 WORTH_IT = 0.9
-"""Parts have to take less than this share of the whole: warm-up's timings are a few runs each."""
+"""Parts have to take less than this share of the whole: warm-up's timings are of two runs each."""
 
 
 def cheapest_parts(size: int, run_s: Mapping[int, float]) -> tuple[int, ...]:

@@ -102,8 +102,11 @@ class Runtime:
         return {(model, bucket): reason for model, bucket, reason in map(json.loads, lines)}
 
     def shift(self, mode: Mode) -> None:
-        """Leave word, for the next worker, of the mode that was asked for while serving."""
-        self._shifted.write_text(mode, encoding="utf-8")
+        """Leave word, for every worker, of the mode that was asked for while serving."""
+        # Whole at every moment: each worker writes it, and another may read it meanwhile.
+        fresh = self.directory / f"shifted.{os.getpid()}"
+        fresh.write_text(mode, encoding="utf-8")
+        fresh.replace(self._shifted)
 
     def shifted(self) -> Mode | None:
         """The mode that was asked for last, if any was."""

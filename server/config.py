@@ -118,10 +118,10 @@ class CompileSection(Section):
     """`true`: compile once for all shapes, a quicker start. `false`: once a bucket, the best
     kernels. `batch`: once for all batch sizes of a sequence length. `auto`: `true` for models with
     a sequence on a CPU, where that is as fast, else `false`."""
-    freezing: Literal["off", "fold", "prepack"] = "fold"
-    """Convolutional models on a CPU only. `fold` makes the weights constants and folds batch norm
-    into them; `prepack` also lays them out for oneDNN: the fastest, but torch cannot cache it, so
-    every start compiles."""
+    freezing: bool = True
+    """Convolutional models on a CPU only: makes the weights constants, folds batch norm into them
+    and lays them out for oneDNN. The fastest answers; torch caches less, so later starts gain
+    less."""
     batch_buckets: tuple[PositiveInt, ...] = ()
     """Batch sizes to compile; the largest must be `batching.max_batch_size`. Empty: powers of 2."""
     seq_buckets: tuple[PositiveInt, ...] = ()

@@ -51,12 +51,12 @@ def compile_module(module: nn.Module, torch_mode: str, strictness: Strictness) -
 def set_freezing(section: CompileSection, loaded: Loaded) -> None:
     """Whether this thread's next compiles make the weights constants: where it was seen to help.
 
-    That is on a CPU, next to convolutions, which take batch norm in. Text models gain nothing, and
-    lose a part of the warm start; on CUDA the eager fallback would need a second copy.
+    That is on a CPU, next to convolutions: they take batch norm in and get oneDNN's own layout.
+    Text models gain nothing, and lose a part of the warm start; on CUDA the eager fallback would
+    need a second copy.
     """
     helps = loaded.device.type == "cpu" and loaded.layout == torch.channels_last
-    torch._inductor.config.freezing = helps and section.freezing != "off"
-    torch._inductor.config.cpp.weight_prepack = section.freezing == "prepack"
+    torch._inductor.config.freezing = helps and section.freezing
 
 
 def wants_cuda_graphs(torch_mode: str, device: torch.device) -> bool:

@@ -1,8 +1,9 @@
 """Two servers under the same load, in turn, and a report of what differs: `loadtest/compare`.
 
-    start -> references -> warm-up -> rounds of runs, A B then B A -> memory -> report
+    start -> references -> warm-up -> rounds of runs, A B then B A -> report
 
 The answers of the first server, asked one by one, are what every later answer is held against.
+What ends it early, Ctrl-C or a server that dies, leaves a report of the rounds that were complete.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ from loadtest.scenario import (
     read_arrivals,
     read_scenario,
 )
-from loadtest.servers import Server, ServerFailed
+from loadtest.servers import Samples, Server, ServerFailed
 from report import figures, render
 from report.machine import describe_machine
 from report.schema import Load, Report, Run, ServerFigures, Side
 from report.verdict import verdicts
 
 Kinds = Sequence[tuple[float, Sequence[Request]]]
+Early = KeyboardInterrupt | ServerFailed
 
 WARMUP_USERS = 16
 NONE: tuple[tuple[()], tuple[()], tuple[()]] = ((), (), ())
 BUCKETS = ("bucket_compiled", "compile_cache_hit")
 UNUSABLE = 2
 FAILED = 3
+INTERRUPTED = 130
 ENOUGH_ROUNDS = 6
 
 SIDE = typer.Argument(help="A mode, flags of `serve` in quotes, or the URL of a server that runs.")
@@ -76,21 +79,31 @@ def main(
     try:
         what = read_scenario(scenario)
         when = {Path(name).stem: read_arrivals(name) for name in arrivals or ("steady", "open")}
-        report = compare((a, b), Path(scenario).stem, what, when, Pace(rounds, seconds, warmup))
+        pace = Pace(rounds, seconds, warmup)
+        report, ended = compare((a, b), Path(scenario).stem, what, when, pace)
     except ScenarioError as error:
         _fail(UNUSABLE, str(error))
     except ServerFailed as error:
         _fail(FAILED, str(error))
+    except KeyboardInterrupt:
+        _fail(INTERRUPTED, "interrupted before a round was complete: no report")
     path = out or Path("reports", f"load-{report.created:%Y%m%d-%H%M%S}")
     for about, verdict in verdicts(report):
         typer.echo(f"{about}: {verdict}")
     for written in render.write(report, path):
         typer.echo(str(written))
+    if ended is not None:
+        code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else FAILED
+        _fail(code, _early(ended))
 
 
 def _fail(code: int, text: str) -> NoReturn:
     typer.echo(f"compare: {text}", err=True)
     raise typer.Exit(code)
+
+
+def _early(ended: Early) -> str:
+    return f"Ended early, complete rounds only: {str(ended) or 'interrupted'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +117,11 @@ class Pace:
 
 def compare(
     sides: Sequence[str], name: str, scenario: Scenario, when: Mapping[str, Arrivals], pace: Pace
-) -> Report:
-    """Start `sides`, put every load of `when` on them, in turn."""
+) -> tuple[Report, Early | None]:
+    """Start `sides`, put every load of `when` on them, in turn; and what ended that early.
+
+    Raises ServerFailed and KeyboardInterrupt when not one round was complete.
+    """
     with ExitStack() as stack:
         found = [stack.enter_context(servers.serving(s, scenario.serve_flags)) for s in sides]
         if found[0].name == found[1].name:
@@ -115,18 +131,34 @@ def compare(
             for weight, requests in drive.make_requests(scenario)
         ]
         most_rps = max(_warm_up(server, kinds, pace.warmup_s) for server in found)
-        loads = [
-            _load(name, arrivals, found, kinds, _targets(when[arrivals], most_rps), pace)
-            for arrivals in when
-        ]
-        notes = [note for server in found for note in _notes(server)]
-    return Report(
+        done: dict[str, list[Round]] = {arrivals: [] for arrivals in when}
+        ended: Early | None = None
+        try:
+            for arrivals, rounds in done.items():
+                targets = _targets(when[arrivals], most_rps)
+                for number in range(pace.rounds):
+                    of = f"{arrivals}, round {number + 1} of {pace.rounds}"
+                    rounds.append(_round(of, number, found, kinds, targets, pace.seconds))
+        except (KeyboardInterrupt, ServerFailed) as early:
+            if not any(done.values()):
+                raise
+            ended = early
+    done = {arrivals: rounds for arrivals, rounds in done.items() if rounds}
+    last = list(done.values())[-1][-1].samples
+    notes = [note for server in found for note in _notes(server.name, last[server.name])]
+    report = Report(
         created=datetime.now(UTC),
         command=shlex.join(["loadtest/compare", *sys.argv[1:]]),
         machine=describe_machine(),
-        loads=tuple(loads),
-        notes=(scenario.about, *notes, *_few(pace.rounds)),
+        loads=tuple(_load(name, arrivals, found, rounds) for arrivals, rounds in done.items()),
+        notes=(
+            scenario.about,
+            *([_early(ended)] if ended is not None else ()),
+            *notes,
+            *_few(min(map(len, done.values()))),
+        ),
     )
+    return report, ended
 
 
 def _with_reference(server: Server, request: Request) -> Request:
@@ -168,32 +200,44 @@ def _target(stage: Stage, most_rps: float) -> Target:
     return Target(stage.users, rate, stage.burst)
 
 
-def _load(
-    scenario: str,
-    arrivals: str,
+@dataclass(slots=True)
+class Round:
+    """By side: a run for every target, and the server's metrics after the last of them."""
+
+    runs: dict[str, list[Run]]
+    samples: dict[str, Samples]
+
+
+def _round(
+    of: str,
+    number: int,
     found: Sequence[Server],
     kinds: Kinds,
     targets: Sequence[Target],
-    pace: Pace,
-) -> Load:
-    runs: dict[str, list[Run]] = {server.name: [] for server in found}
-    for number in range(pace.rounds):
-        for target in targets:
-            # A B, then B A: a machine that drifts is as unfair to one as to the other.
-            for server in found if number % 2 == 0 else reversed(found):
-                before = server.samples()
-                records = target.put_on(server, kinds, pace.seconds)
-                counted = servers.figures(before, server.samples())
-                runs[server.name].append(_run(number, target, records, counted))
-                _say(f"{arrivals}, round {number + 1} of {pace.rounds}", server, runs[server.name])
+    seconds: float,
+) -> Round:
+    done = Round({server.name: [] for server in found}, {})
+    for target in targets:
+        # A B, then B A: a machine that drifts is as unfair to one as to the other.
+        for server in found if number % 2 == 0 else reversed(found):
+            before = server.samples()
+            records = target.put_on(server, kinds, seconds)
+            done.samples[server.name] = after = server.samples()
+            run = _run(number, target, records, servers.figures(before, after))
+            done.runs[server.name].append(run)
+            _say(of, server, run)
+    return done
+
+
+def _load(scenario: str, arrivals: str, found: Sequence[Server], rounds: Sequence[Round]) -> Load:
     sides = [
         Side(
             name=server.name,
             started_with=server.started_with,
             live_s=server.live_s,
             ready_s=server.ready_s,
-            memory_bytes=servers.memory_bytes(server.samples()),
-            runs=tuple(runs[server.name]),
+            memory_bytes=servers.memory_bytes(rounds[-1].samples[server.name]),
+            runs=tuple(run for one in rounds for run in one.runs[server.name]),
         )
         for server in found
     ]
@@ -215,10 +259,10 @@ def _run(number: int, target: Target, records: Records, counted: ServerFigures |
     )
 
 
-def _say(what: str, server: Server, runs: Sequence[Run]) -> None:
+def _say(of: str, server: Server, run: Run) -> None:
     """One line a run, on stderr: a comparison takes minutes."""
-    step = figures.Step((runs[-1],))
-    typer.echo(f"{what}: {server.name}, {step.load}: {step.answered_rps:.1f} req/s", err=True)
+    step = figures.Step((run,))
+    typer.echo(f"{of}: {server.name}, {step.load}: {step.answered_rps:.1f} req/s", err=True)
 
 
 def _few(rounds: int) -> Iterator[str]:
@@ -229,16 +273,15 @@ def _few(rounds: int) -> Iterator[str]:
         yield f"{rounds} rounds only: what is called a 95 % interval is one of {sure:.0%} at most."
 
 
-def _notes(server: Server) -> Iterator[str]:
+def _notes(side: str, samples: Samples) -> Iterator[str]:
     """What would make its figures mean something else than they seem to."""
-    samples = server.samples()
     fallbacks = samples.get("gearshift_eager_fallbacks_total", 0)
     if fallbacks:
-        yield f"{server.name}: {fallbacks:.0f} batches of compiled models ran eager."
+        yield f"{side}: {fallbacks:.0f} batches of compiled models ran eager."
     buckets, hits = (samples.get(f"gearshift_{name}", 0) for name in BUCKETS)
     if hits:
         yield (
-            f"{server.name}: the code of {hits:.0f} of {buckets:.0f} compiled buckets came from "
+            f"{side}: the code of {hits:.0f} of {buckets:.0f} compiled buckets came from "
             "the cache, so it started warm."
         )
 

@@ -163,10 +163,12 @@ def closed(url: str, requests: Iterator[Request], users: int, seconds: float) ->
     environment = Environment(user_classes=[kind], host=url, stop_timeout=PATIENCE_S)
     runner = environment.create_local_runner()
     runner.start(users, spawn_rate=users)
-    # Not one sleep: gevent's clock stands still while Python is busy, and the sleep ends too soon.
-    while (left_s := records.begin + seconds - time.perf_counter()) > 0:
-        gevent.sleep(left_s)
-    runner.quit()
+    try:
+        # Not one sleep: gevent's clock stands still while Python is busy, and it ends too soon.
+        while (left_s := records.begin + seconds - time.perf_counter()) > 0:
+            gevent.sleep(left_s)
+    finally:
+        runner.quit()
     runner.greenlet.join()
     return records
 
@@ -183,8 +185,10 @@ def opened(
     environment = Environment(user_classes=[kind], host=url)
     runner = environment.create_local_runner()
     runner.start(1, spawn_rate=1)
-    while runner.user_count or runner.state in ("ready", "spawning"):
-        gevent.sleep(0.01)
-    runner.quit()
+    try:
+        while runner.user_count or runner.state in ("ready", "spawning"):
+            gevent.sleep(0.01)
+    finally:
+        runner.quit()
     runner.greenlet.join()
     return records

@@ -58,8 +58,11 @@ class Server:
 
     def samples(self) -> Samples:
         """Its metrics by name (and kind of memory), added up over other labels; none for a server
-        that has none."""
-        answer = requests.get(f"{self.url}/metrics", timeout=10)
+        that has none. Raises ServerFailed when it does not answer."""
+        try:
+            answer = requests.get(f"{self.url}/metrics", timeout=10)
+        except requests.RequestException as error:
+            raise ServerFailed(f"{self.name}: {error}") from error
         if answer.status_code != 200:
             return {}
         found: dict[str, float] = {}

@@ -19,9 +19,10 @@ TEXTS = 64
 WORDS = (5, 60)
 IMAGES = 16
 IMAGE_SIZE = (500, 375)
-# Between servers that batch differently, float32 differs in its last digits. Any two inputs'
-# answers are further apart than this, so an answer to somebody else's question is found.
-TOLERANCE = 1e-4
+# Between servers that batch differently, float32 differs in its last digits, and a ResNet with
+# random weights has logits of a hundred. Any two inputs' answers are 0.05 apart and more, so an
+# answer to somebody else's question is found.
+TOLERANCE = 1e-3
 
 Payload = Mapping[str, Any]
 Numbers = np.ndarray[Any, Any]

@@ -1,8 +1,11 @@
 """`loadtest/compare`, and plain locust, on servers whose faults are known."""
 
 import json
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -46,27 +49,46 @@ def plain(start) -> str:
     return str(start("--model", "double=tests.fakes:Double").http.base_url)
 
 
-@pytest.fixture(scope="module")
-def compare(environment, tmp_path_factory):
+@dataclass(frozen=True)
+class Compare:
     """Runs the comparison with small files of its own."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        files = ("--scenario", "numbers.toml", "--out", "out")
+        return subprocess.Popen(
+            [sys.executable, "-m", "loadtest.compare", *files, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        process = self.begin(*arguments)
+        out, err = process.communicate(timeout=300)
+        return process.returncode, out, err
+
+    def report(self, *arguments: str) -> Report:
+        code, _, err = self.run(*arguments)
+        assert code == 0, err
+        return self.written()
+
+    def written(self) -> Report:
+        return render.read(self.folder / "out.json")
+
+
+@pytest.fixture(scope="module")
+def compare(environment, tmp_path_factory) -> Compare:
     folder = tmp_path_factory.mktemp("loadtest")
     (folder / "numbers.toml").write_text(SCENARIO)
     (folder / "closed.toml").write_text(CLOSED)
     (folder / "both.toml").write_text(CLOSED + OPEN)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        files = ("--scenario", "numbers.toml", "--out", "out")
-        command = [sys.executable, "-m", "loadtest.compare", *files, *arguments]
-        return subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-        )
-
-    def report(*arguments: str) -> Report:
-        done = run(*arguments)
-        assert done.returncode == 0, done.stderr
-        return render.read(folder / "out.json")
-
-    return run, report
+    return Compare(folder, environment)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +100,7 @@ def faulty(start) -> str:
 def planted(compare, plain, faulty) -> Report:
     """A good server against one with every fault."""
     loads = ("--arrivals", "both.toml")
-    return compare[1](plain, faulty, *loads, "--rounds", "3", "--seconds", "2", "--warmup", "1")
+    return compare.report(plain, faulty, *loads, "--rounds", "3", "--seconds", "2", "--warmup", "1")
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +187,36 @@ def test_the_client_and_the_server_measure_the_same_requests(planted):
 
 def test_a_server_against_itself_gains_nothing(compare, plain):
     short = ("--rounds", "7", "--seconds", "0.5", "--warmup", "0.5")
-    report = compare[1](plain, plain, *short, "--arrivals", "closed.toml")
+    report = compare.report(plain, plain, *short, "--arrivals", "closed.toml")
     (load,) = report.loads
     ((_, speedup),) = figures.load_speedups(load, load.sides[1])
     # A 95 % interval misses one time in twenty, by little; a test must not.
     assert speedup.low <= 1.05
     assert speedup.high >= 0.95
     assert {side.name for side in load.sides} == {plain, f"{plain} again"}
+
+
+@pytest.mark.parametrize(("cause", "code"), [("Ctrl-C", 130), ("a server dies", 3)])
+def test_what_ends_it_early_leaves_the_rounds_that_were_complete(
+    compare, plain, start, cause, code
+):
+    other = start("--model", "double=tests.fakes:Double")
+    loads = ("--arrivals", "closed.toml", "--rounds", "99", "--seconds", "0.5", "--warmup", "0.5")
+    process = compare.begin(plain, str(other.http.base_url), *loads)
+    while "round 3 of 99" not in (line := process.stderr.readline()):
+        assert line, "it ended by itself"
+    if cause == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    else:
+        other.stop(signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    report = compare.written()
+    sides = [[run.round for run in side.runs] for side in report.loads[0].sides]
+    assert sides[0] == sides[1] == list(range(len(sides[0])))
+    assert 2 <= len(sides[0]) < 99
+    assert any("Ended early, complete rounds only" in note for note in report.notes)
+    assert "out.html" in out
 
 
 @pytest.mark.parametrize(
@@ -182,6 +227,6 @@ def test_a_server_against_itself_gains_nothing(compare, plain):
     ],
 )
 def test_what_cannot_be_compared_is_said(compare, arguments, code, text):
-    done = compare[0](*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert text in done.stderr
+    returned, out, err = compare.run(*arguments)
+    assert (returned, out) == (code, "")
+    assert text in err

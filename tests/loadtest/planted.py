@@ -1,5 +1,5 @@
-"""Models with known faults: `Planted` is slower than `Double`, stalls now and then, and is wrong of
-13; `Fickle` never answers the same twice."""
+"""Models with known faults: `Planted` is slower than `Double`, stalls again and again, and is wrong
+of 13; `Fickle` never answers the same twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SLOWER_S = 0.005
 STALL_S = 0.6
-STALLS_EVERY = 60
+STALLS_EVERY_S = 1.5
 
 
 class Planted(Double):
@@ -25,11 +25,13 @@ class Planted(Double):
         class Faulty(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.calls = 0
+                self.next_stall = 0.0
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                self.calls += 1
-                time.sleep(STALL_S if self.calls % STALLS_EVERY == 0 else SLOWER_S)
+                stalls = time.monotonic() >= self.next_stall
+                time.sleep(STALL_S if stalls else SLOWER_S)
+                if stalls:
+                    self.next_stall = time.monotonic() + STALLS_EVERY_S - STALL_S
                 return torch.where(x == 13, 0, 2 * x)
 
         return ready(Faulty(), device, dtype)

@@ -170,7 +170,7 @@ def test_locust_against_a_server_that_answers_wrong_fails(start, locust):
 
 @pytest.mark.parametrize(
     ("port", "scenario", "text"),
-    [(None, "numers", "there is image, mixed, series, text"), (1, "series", "refused")],
+    [(None, "numers", "there is image, mixed, resnet50, series, text"), (1, "series", "refused")],
 )
 def test_locust_without_a_scenario_or_a_server_says_so(locust, plain, port, scenario, text):
     done = locust(plain if port is None else f"http://127.0.0.1:{port}", scenario)
@@ -222,7 +222,7 @@ def test_what_ends_it_early_leaves_the_rounds_that_were_complete(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--scenario", "numers"], 2, "there is image, mixed, series, text, or a path"),
+        (["--scenario", "numers"], 2, "there is image, mixed, resnet50, series, text, or a path"),
         (["--mode nonsense"], 3, "mode = 'nonsense'"),
     ],
 )

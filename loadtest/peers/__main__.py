@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from loadtest.closed_loop import Load
-from loadtest.peers.catalogue import BATCH, COMPARED, Peer
+from loadtest.peers.catalogue import BATCH, BFLOAT16, COMPARED, Peer
 from loadtest.peers.lineup import lined_up, say
 from loadtest.peers.workloads import WORKLOADS
 from loadtest.rounds import Figures, in_turns
@@ -24,7 +24,7 @@ def main() -> int:
     """Measure, print, write. 1 when an answer was wrong."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that every server is ended
     given = _arguments()
-    peers = [peer for peer in COMPARED if peer.name in given.peers]
+    peers = [peer for peer in (*COMPARED, *BFLOAT16) if peer.name in given.peers]
     load = Load(given.connections, given.warmup, given.seconds)
     report = {"machine": describe_machine().model_dump(), "load": asdict(load), "workloads": {}}
     wrong = 0
@@ -45,10 +45,10 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    names = [peer.name for peer in COMPARED]
+    names, more = ([peer.name for peer in peers] for peers in (COMPARED, BFLOAT16))
     parser = argparse.ArgumentParser(prog="scripts/bench peers", description=__doc__)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["text", "image"])
-    parser.add_argument("--peers", nargs="+", choices=names, default=names)
+    parser.add_argument("--peers", nargs="+", choices=names + more, default=names)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10, help="of each turn, that count")

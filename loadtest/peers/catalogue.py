@@ -35,9 +35,10 @@ class Peer:
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     ours: bool = False
+    in_bfloat16: bool = False
 
 
-def _gearshift(mode: str, workers: int) -> Command:
+def _gearshift(mode: str, workers: int, dtype: str | None) -> Command:
     def command(port: int, workload: Workload, _: int) -> list[str]:
         flags = {
             "port": port,
@@ -46,6 +47,8 @@ def _gearshift(mode: str, workers: int) -> Command:
             "threads": 1,
             "workers": workers,
         }
+        if dtype is not None:
+            flags["dtype"] = dtype
         if workload.weights != "default":
             flags["weights"] = workload.weights
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
@@ -108,16 +111,19 @@ def _kserve_answer(body: bytes) -> Any:
     return json.loads(json.loads(body)["outputs"][0]["data"][0])
 
 
-def _ours(mode: str, workers: int = 1) -> Peer:
+def _ours(mode: str, workers: int = 1, dtype: str | None = None) -> Peer:
     several = f" --workers {workers}" if workers > 1 else ""
+    cast = f" --dtype {dtype}" if dtype else ""
+    names = [f"Gearshift {mode}", *filter(None, (dtype, several and f"{workers} workers"))]
     return Peer(
-        name=f"Gearshift {mode}" + (f", {workers} workers" if workers > 1 else ""),
-        command=_gearshift(mode, workers),
+        name=", ".join(names),
+        command=_gearshift(mode, workers, dtype),
         request=plain,
         answer=_prediction,
-        note=f"`serve --mode {mode} --threads 1{several}`, else its defaults",
+        note=f"`serve --mode {mode} --threads 1{several}{cast}`, else its defaults",
         environment={"GEARSHIFT_CONFIG": "/dev/null"},
         ours=True,
+        in_bfloat16=dtype is not None,
     )
 
 
@@ -175,3 +181,5 @@ TRITON = Peer(
 )
 
 COMPARED = (EAGER, COMPILED, *EVERY_CORE, FASTAPI, LITSERVE, MOSEC, RAY, TRITON)
+# Other answers, and slow on a CPU that has no such instructions: for whoever asks for it.
+BFLOAT16 = tuple(_ours(mode, CORES, "bfloat16") for mode in ("eager", "compiled"))

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from urllib.request import urlopen
 
+from loadtest.answers import is_right
 from loadtest.peers.catalogue import Peer
 from loadtest.peers.environments import CACHE, NotInstalled, python_with
 from loadtest.peers.handler import make_handler
-from loadtest.peers.workloads import Numbers, Payload, Workload
+from loadtest.peers.workloads import TOLERANCE, Payload, Workload
 from loadtest.processes import ServerProcess, free_port
 from loadtest.rounds import Contestant, IsRight
 
@@ -53,18 +55,17 @@ def lined_up(peers: Sequence[Peer], workload: Workload, batch: int) -> Iterator[
                 say(f"{peer.name}: left out: {error}")
                 continue
             server.pause()
-            is_right = _judge(peer, workload, expected)
-            line_up.contestants.append(Contestant(peer.name, server, requests, is_right))
+            judge = _judge(peer, workload, expected)
+            line_up.contestants.append(Contestant(peer.name, server, requests, judge))
             say(f"{peer.name}: ready after {time.monotonic() - began:.0f} s")
         yield line_up
 
 
-def expected_answers(workload: Workload, payloads: Sequence[Payload]) -> list[Numbers]:
-    """The eager answer to each payload, asked alone."""
+def expected_answers(workload: Workload, payloads: Sequence[Payload]) -> list[Any]:
+    """The eager answer to each payload, asked alone, in float32."""
     handler = make_handler(workload)
-    return [
-        workload.numbers(handler.predict([handler.preprocess(payload)])[0]) for payload in payloads
-    ]
+    answers = [handler.predict([handler.preprocess(payload)])[0] for payload in payloads]
+    return [json.loads(json.dumps(answer)) for answer in answers]
 
 
 def say(text: str) -> None:
@@ -87,8 +88,10 @@ def _is_complete(port: int) -> bool:
     return all(model["workers_ready"] == model["workers_total"] for model in models)
 
 
-def _judge(peer: Peer, workload: Workload, expected: Sequence[Numbers]) -> IsRight:
-    def is_right(request: int, body: bytes) -> bool:
-        return workload.agree(peer.answer(body), expected[request])
+def _judge(peer: Peer, workload: Workload, expected: Sequence[Any]) -> IsRight:
+    tolerance = workload.bfloat16_tolerance if peer.in_bfloat16 else TOLERANCE
 
-    return is_right
+    def judge(request: int, body: bytes) -> bool:
+        return is_right(peer.answer(body), expected[request], tolerance)
+
+    return judge

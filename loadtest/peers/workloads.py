@@ -1,4 +1,4 @@
-"""What is asked of every server: real inputs, and which numbers of an answer are compared.
+"""What is asked of every server: real inputs, and how far an answer may be off.
 
 Knows no server and no model code.
 """
@@ -19,29 +19,24 @@ TEXTS = 64
 WORDS = (5, 60)
 IMAGES = 16
 IMAGE_SIZE = (500, 375)
-# Between servers that batch differently, float32 differs in its last digits, and a ResNet with
-# random weights has logits of a hundred. Any two inputs' answers are 0.05 apart and more, so an
-# answer to somebody else's question is found.
+# Of an answer's largest number, as servers batch differently. No input's answer is so close to
+# another's, so an answer to somebody else's question is found.
 TOLERANCE = 1e-3
 
 Payload = Mapping[str, Any]
-Numbers = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One model and what it is asked. `numbers` makes the model's JSON answer comparable."""
+    """One model and what it is asked."""
 
     name: str
     model: str
     weights: str
     payloads: Callable[[], list[Payload]]
-    numbers: Callable[[Any], Numbers]
-
-    def agree(self, answer: Any, expected: Numbers) -> bool:
-        """Whether an answer is the expected one."""
-        got = self.numbers(answer)
-        return got.shape == expected.shape and float(abs(got - expected).max()) < TOLERANCE
+    bfloat16_tolerance: float = TOLERANCE
+    """What bfloat16 may be off. Random weights magnify its rounding, up to where the answers to
+    some of the inputs can be taken for each other."""
 
 
 def _texts() -> list[Payload]:
@@ -84,29 +79,11 @@ def _vectors() -> list[Payload]:
     return [{"x": [float(n), 1.0, 2.0, 3.0]} for n in range(8)]
 
 
-def _scores(answer: Any) -> Numbers:
-    """The likeliest labels' logarithmic scores, in the order of the classes."""
-    scores = {label["index"]: label["score"] for label in answer["labels"]}
-    return np.log([scores[index] for index in sorted(scores)])
-
-
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(
-            "text",
-            "all-MiniLM-L6-v2",
-            "default",
-            _texts,
-            lambda answer: np.array(answer["embedding"]),
-        ),
-        Workload("image", "resnet50", "random", _images, _scores),
-        Workload(
-            "nothing",
-            "loadtest.peers.nothing:Nothing",
-            "default",
-            _vectors,
-            lambda answer: np.array(answer["y"]),
-        ),
+        Workload("text", "all-MiniLM-L6-v2", "default", _texts, 0.02),
+        Workload("image", "resnet50", "random", _images, 0.1),
+        Workload("nothing", "loadtest.peers.nothing:Nothing", "default", _vectors),
     )
 }

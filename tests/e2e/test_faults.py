@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import httpx
 import psutil
 import pytest
 
+from tests.e2e.processes import children, wait_until
 from tests.e2e.test_requests import metric
 
 pytestmark = pytest.mark.e2e
@@ -71,29 +70,6 @@ def answered(server) -> float:
 
 def outcomes(sent: list[Future[httpx.Response]]) -> list[int]:
     return [future.result().status_code for future in sent]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def children(server, kind: str) -> list[psutil.Process]:
-    """The worker, which is spawned, or the API processes, which are forked."""
-    is_kind = {
-        "worker": lambda command: "spawn_main" in command,
-        "api": lambda command: "server.cli" in command,
-    }[kind]
-    processes = psutil.Process(server.process.pid).children()
-    return [process for process in processes if is_kind(command(process))]
-
-
-def command(process: psutil.Process) -> str:
-    with suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
-    return ""
 
 
 def test_a_worker_that_is_killed_loses_none_of_sixteen_requests(server):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-import httpx
-import psutil
 import pytest
 
+from tests.e2e.processes import children, wait_for_workers, wait_until
 from tests.e2e.test_requests import metric
 
 pytestmark = pytest.mark.e2e
@@ -96,7 +92,7 @@ def test_only_the_admin_key_shifts_and_only_to_a_mode(server):
 def test_a_shift_holds_for_every_worker_and_for_one_that_starts_again(server):
     wait_for_workers(server, 2)
     assert shift(server, "eager").status_code == 200
-    first, second = workers(server)
+    first, second = children(server, "worker")
     for worker in (first, second):  # the other one answers meanwhile
         worker.kill()
         wait_for_workers(server, 1)
@@ -108,7 +104,7 @@ def test_a_shift_holds_for_every_worker_and_for_one_that_starts_again(server):
 
 def test_a_shift_while_a_worker_warms_up_holds_for_it_too(server):
     wait_for_workers(server, 2)
-    first, second = workers(server)
+    first, second = children(server, "worker")
     warming = server.log.read_text().count("warming up")
     first.kill()
     wait_until(lambda: server.log.read_text().count("warming up") > warming)
@@ -121,28 +117,6 @@ def test_a_shift_while_a_worker_warms_up_holds_for_it_too(server):
     assert shift(server, "compiled").status_code == 200
     assert served_in(server) == {"compiled"}
     assert "Traceback" not in server.log.read_text()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def workers(server) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-
-
-def wait_for_workers(server, count: int) -> None:
-    """Until each API process says so: either may answer."""
-
-    def all_say_so() -> bool:
-        told = [httpx.get(server.http.base_url.join("/readyz")).json() for _ in range(8)]
-        return {one["models"]["double"]["workers_ready"] for one in told} == {count}
-
-    wait_until(all_say_so)
 
 
 def test_without_an_admin_key_there_are_no_admin_routes_and_eager_cannot_shift_up(start, tmp_path):

@@ -119,9 +119,8 @@ class CompileSection(Section):
     kernels. `batch`: once for all batch sizes of a sequence length. `auto`: `true` for models with
     a sequence on a CPU, where that is as fast, else `false`."""
     freezing: bool = True
-    """Convolutional models on a CPU only: makes the weights constants, folds batch norm into them
-    and lays them out for oneDNN. The fastest answers; torch caches less, so later starts gain
-    less."""
+    """CPU only: makes the weights constants, laid out for oneDNN, with batch norm folded in. The
+    fastest answers; torch caches less, so later starts gain less."""
     batch_buckets: tuple[PositiveInt, ...] = ()
     """Batch sizes to compile; the largest must be `batching.max_batch_size`. Empty: powers of 2."""
     seq_buckets: tuple[PositiveInt, ...] = ()

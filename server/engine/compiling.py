@@ -49,14 +49,12 @@ def compile_module(module: nn.Module, torch_mode: str, strictness: Strictness) -
 
 
 def set_freezing(section: CompileSection, loaded: Loaded) -> None:
-    """Whether this thread's next compiles make the weights constants: where it was seen to help.
+    """Whether this thread's next compiles make the weights constants.
 
-    That is on a CPU, next to convolutions: they take batch norm in and get oneDNN's own layout.
-    Text models gain nothing, and lose a part of the warm start; on CUDA the eager fallback would
-    need a second copy.
+    On a CPU that lays them out as oneDNN wants them, and batch norm goes into convolutions. On CUDA
+    the eager fallback would need a second copy of them.
     """
-    helps = loaded.device.type == "cpu" and loaded.layout == torch.channels_last
-    torch._inductor.config.freezing = helps and section.freezing
+    torch._inductor.config.freezing = section.freezing and loaded.device.type == "cpu"
 
 
 def wants_cuda_graphs(torch_mode: str, device: torch.device) -> bool:
